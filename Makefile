@@ -1,0 +1,56 @@
+# Needs Python 3.10 or newer and make; everything else is installed into $(VENV) on first use.
+#
+#   make test PYTEST_ARGS="tests/unit -k metrics"      PYTHON=python3.12 VENV=.venv312 make lint
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench conformance clean
+
+help:
+	@echo "make demo         a guided run on a CPU"
+	@echo "make test         all tests, two workers"
+	@echo "make lint         ruff check, ruff format --check, mypy"
+	@echo "make bench        speed against the peer, both in one run"
+	@echo "make conformance  which seed features have a test (ARGS=--missing: only those without)"
+	@echo "make venv         only install into $(VENV)"
+	@echo "make clean        remove everything made here"
+
+venv: $(STAMP)
+
+# torch first, so that the package never decides which torch is installed.
+$(STAMP): pyproject.toml setup.py $(wildcard src/ulpscope/_native.c)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,lint]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py $(ARGS)
+
+# The whole suite must end in under 10 minutes on two cores. One torch thread per worker: more only fight for the cores.
+test: $(STAMP)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+conformance:
+	$(PYTHON) tools/conformance.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info src/ulpscope/_native*.so src/ulpscope/_native*.pyd
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,55 @@
+"""ulpscope: where two runs of a model stop agreeing, and whether that is a bug or rounding.
+
+Importing this imports neither torch nor anything heavy; each name below brings what it needs when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ulpscope.capture.session import Capture, capture
+    from ulpscope.errors import CaptureError, ConfigError, DumpError, UlpscopeError
+    from ulpscope.frameworks.torch.determinism import seed_all
+    from ulpscope.store.reader import Dump, open_dump, open_run
+
+__version__ = "0.1.0"
+_HOMES = {
+    "Capture": "capture.session",
+    "capture": "capture.session",
+    "seed_all": "frameworks.torch.determinism",
+    "Dump": "store.reader",
+    "open_dump": "store.reader",
+    "open_run": "store.reader",
+    "UlpscopeError": "errors",
+    "ConfigError": "errors",
+    "CaptureError": "errors",
+    "DumpError": "errors",
+}
+__all__ = [
+    "Capture",
+    "CaptureError",
+    "ConfigError",
+    "Dump",
+    "DumpError",
+    "UlpscopeError",
+    "__version__",
+    "capture",
+    "open_dump",
+    "open_run",
+    "seed_all",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ulpscope' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ulpscope.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,31 @@
+from typing import Any
+
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+VERSION: int
+ISA: str
+
+def measure(
+    ptr: int,
+    code: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...] | None,
+    flags: int,
+    payload_offset: int,
+    payload_nbytes: int,
+    sketch_offset: int,
+    /,
+) -> bytes: ...
+def gather(
+    ptr: int,
+    itemsize: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...] | None,
+    start: int,
+    nbytes: int,
+    dest: Buffer | NDArray[Any],
+    /,
+) -> None: ...
+def crc32(data: Buffer | NDArray[Any], value: int = 0, /) -> int: ...
+def fingerprint(ptr: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, /) -> bytes: ...

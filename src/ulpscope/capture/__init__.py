@@ -1,0 +1,1 @@
+"""Recording a running program: sessions, what is wanted, what is stored."""

@@ -1,0 +1,200 @@
+"""The observer of all taps: turns what they show into rows of a dump. Holds no tensor, raises nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from struct import Struct
+from types import FrameType
+from typing import Any
+
+from ulpscope.capture.selection import Selection
+from ulpscope.capture.stacks import Stacks
+from ulpscope.frameworks.base import Measurer, OpenCall, ThreadState
+from ulpscope.records import PathStep, Phase, Role
+from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, VALUE_FIELDS
+from ulpscope.store.writer import DumpWriter
+
+log = logging.getLogger(__name__)
+_FIRST: tuple[PathStep, ...] = (0,)
+_CLOSED: list[int] = []
+_ROLE_NAMES = {role: role.value for role in Role}
+
+
+class Recorder:
+    """Records one process. `active` is False outside of start and stop, and in a forked child."""
+
+    def __init__(
+        self, writer: DumpWriter, selection: Selection, *, stacks: bool, in_backward: Callable[[], bool]
+    ) -> None:
+        self.active = False
+        self.measurer: Measurer = None  # type: ignore[assignment]  # set by the session, which builds both
+        self.notes: dict[str, int] = {}
+        self._writer = writer
+        self._selection = selection
+        self._in_backward = in_backward
+        self._some_roles = not all(selection.wants_role(role) for role in Role)
+        self._stacks = Stacks(self._text) if stacks else None
+        self._local = threading.local()
+        self._threads = itertools.count()
+        self._packers: dict[int, Struct] = {}
+        self._epoch = 0
+        self.before_first: Callable[[], None] | None = None
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Fresh numbers for a new dump. Counters restart: names are per step."""
+        self._texts: dict[str, int] = {}
+        self._slots: dict[tuple[Role, tuple[PathStep, ...]], int] = {}
+        self._counters: defaultdict[tuple[str, str, Phase], itertools.count[int]] = defaultdict(itertools.count)
+        self._sequence = itertools.count()
+        self.notes = {}
+        self._epoch += 1
+        self._selection.begin_step()
+        if self._stacks is not None:
+            self._stacks.begin_step()
+
+    # --- what taps call -----------------------------------------------------------------------------------------
+
+    def state(self) -> ThreadState:
+        try:
+            found: ThreadState = self._local.state
+        except AttributeError:
+            found = self._local.state = ThreadState(next(self._threads))
+        return found
+
+    def open_call(
+        self, state: ThreadState, kind: str, name: str, frame: FrameType | None, *, phase: Phase = Phase.FORWARD
+    ) -> OpenCall:
+        if self.before_first is not None:
+            self.before_first()
+        call = OpenCall(kind, name, next(self._counters[kind, name, phase]), phase)
+        call.epoch = self._epoch
+        call.seq = next(self._sequence)
+        call.thread = state.number
+        if state.calls:
+            call.parent = state.calls[-1].seq
+        modules = state.modules
+        above, stop = -1, None
+        if modules:
+            call.module = modules[-1][0]
+            stop, above = modules[-1][2], modules[-1][3]
+        if phase is Phase.FORWARD:
+            call.wanted = self._selection.forward and self._selection.wants(kind, name, call.index, phase)
+        elif phase is Phase.BACKWARD or phase is Phase.PARAMETERS_GRAD:
+            call.wanted = self._selection.backward and self._selection.wants(kind, name, call.index, phase)
+        if self._stacks is not None:
+            if frame is not None:
+                call.stack = self._stacks.number(frame, stop, above)
+                if self._in_backward() and self._stacks.is_recomputing(call.stack):
+                    call.flags |= RECOMPUTED
+            elif state.calls:
+                call.stack = state.calls[-1].stack
+        return call
+
+    def open_backward(self, state: ThreadState, forward: OpenCall) -> OpenCall:
+        if self.before_first is not None:
+            self.before_first()
+        call = OpenCall(forward.kind, forward.name, forward.index, Phase.BACKWARD)
+        call.seq = next(self._sequence)
+        call.thread = state.number
+        call.module = forward.module
+        if forward.epoch == self._epoch:
+            call.parent = forward.parent
+            call.origin = forward.seq
+            call.stack = forward.stack
+        else:
+            self.note("a backward pass reached calls of an earlier step")
+        call.again = forward.again
+        forward.again += 1
+        return call
+
+    def show(self, call: OpenCall, role: Role, path: tuple[PathStep, ...], value: Any, *, unread: bool = False) -> None:
+        if self._some_roles and not self._selection.wants_role(role):
+            return
+        values, measurer = call.values, self.measurer
+        row = measurer.unread if unread else measurer.row
+        if type(value) in measurer.leaf_types:
+            values += (self._slot(role, path or _FIRST), *row(value))
+            return
+        for sub, leaf in measurer.leaves(value):
+            values += (self._slot(role, (*path, *sub) or _FIRST), *row(leaf))
+
+    def close_call(self, call: OpenCall) -> None:
+        if not call.wanted:
+            return
+        values = call.values
+        count = len(values)
+        packer = self._packers.get(count)
+        if packer is None:
+            packer = self._packers[count] = Struct(f"<{count}I")
+        text = self._text
+        self._writer.commit(
+            (
+                call.seq,
+                call.parent if call.parent >= 0 else NONE64,
+                call.origin if call.origin >= 0 else NONE64,
+                text(call.kind),
+                text(call.name),
+                call.index,
+                call.again,
+                count // VALUE_FIELDS,
+                call.stack if call.stack >= 0 else NONE32,
+                text(call.note) if call.note else NONE32,
+                text(call.module) if call.module else NONE32,
+                call.thread,
+                PHASE_NUMBER[call.phase],
+                call.flags,
+                0,
+            ),
+            packer.pack(*values),
+        )
+        call.values = _CLOSED  # one list for all: a closed call may live until its backward has run
+
+    def close_raised(self, call: OpenCall, error: BaseException) -> None:
+        """The call ended with an exception: what is known of it is stored, and the exception goes on."""
+        if not call.wanted or not self.active:
+            return
+        try:
+            call.flags |= RAISED
+            call.note = f"{type(error).__name__}: {error}"[:1000]
+            self.close_call(call)
+        except Exception as trouble:  # the hook border
+            self.trouble(call.name, trouble)
+
+    def wants_backward(self, call: OpenCall) -> bool:
+        return self._selection.wants_backward(call.kind, call.name, call.index, call.wanted)
+
+    def note(self, text: str) -> None:
+        """Something the reader of the dump should know. Told to the user once."""
+        count = self.notes[text] = self.notes.get(text, 0) + 1
+        if count == 1:
+            log.info("%s", text)
+
+    def trouble(self, where: str, error: BaseException) -> None:
+        """Recording failed inside a hook: the program goes on, the dump says what is missing."""
+        text = f"could not record {where}: {type(error).__name__}: {error}"[:500]
+        count = self.notes[text] = self.notes.get(text, 0) + 1
+        if count == 1:
+            log.warning("%s", text, exc_info=log.isEnabledFor(logging.DEBUG))
+
+    # --- interning ----------------------------------------------------------------------------------------------
+
+    def _slot(self, role: Role, path: tuple[PathStep, ...]) -> int:
+        key = (role, path)
+        found = self._slots.get(key)
+        if found is None:
+            found = self._slots[key] = self._text([_ROLE_NAMES[role], *path])
+        return found
+
+    def _text(self, content: Any) -> int:
+        if type(content) is str:
+            found = self._texts.get(content)
+            if found is None:
+                found = self._texts[content] = self._writer.add_string(json.dumps(content))
+            return found
+        return self._writer.add_string(json.dumps(content))

@@ -1,0 +1,103 @@
+"""What is wanted of all that happens: steps, ranks, names, a span, phases and roles."""
+
+from __future__ import annotations
+
+from ulpscope.config import CaptureConfig
+from ulpscope.naming import call_text
+from ulpscope.records import CallId, Phase, Role
+
+Numbers = tuple[int | tuple[int, int], ...]
+
+
+class Selection:
+    """Answers `wants` for one capture. The span is the only thing that remembers: it opens and closes as calls pass."""
+
+    def __init__(self, config: CaptureConfig) -> None:
+        self._config = config
+        self._named: dict[tuple[str, str], bool | None] = {}
+        self._inside = False
+        self.matched: set[str] = set()
+        self.forward = not config.phases or Phase.FORWARD in config.phases
+        self.backward = not config.phases or Phase.BACKWARD in config.phases
+        self._roles = config.roles
+        self._free = not config.only and not config.skip and config.scope is None
+
+    def begin_step(self) -> None:
+        self._inside = False
+
+    def wants_step(self, step: int) -> bool:
+        return _holds(self._config.steps, step)
+
+    def wants_rank(self, rank: int) -> bool:
+        return _holds(self._config.ranks, rank)
+
+    def past(self, step: int) -> bool:
+        """Whether every asked step is over."""
+        steps = self._config.steps
+        return bool(steps) and step > max(item if isinstance(item, int) else item[1] for item in steps)
+
+    def wants_role(self, role: Role) -> bool:
+        return not self._roles or role in self._roles or role is Role.PARAMETERS
+
+    def wants(self, kind: str, name: str, index: int, phase: Phase) -> bool:
+        """Whether a forward call is wanted by name and span. Called once for each call, in order."""
+        if self._free:
+            return True
+        config = self._config
+        text = call_text(CallId(kind, name, index, phase))
+        if config.scope is not None:
+            first, last = config.scope
+            if _is_named(first, kind, name, text):
+                self._inside = True
+                self.matched.add(first)
+            inside = self._inside
+            if _is_named(last, kind, name, text):
+                self._inside = False
+                self.matched.add(last)
+            if not inside:
+                return False
+        if config.only and not self._any(config.only, kind, name, text):
+            return False
+        return not (config.skip and self._any(config.skip, kind, name, text))
+
+    def wants_backward(self, kind: str, name: str, index: int, forward_wanted: bool) -> bool:
+        """Whether the backward of a call is wanted: as its forward, or named by itself."""
+        if not self.backward:
+            return False
+        if self._free or forward_wanted:
+            return True
+        text = call_text(CallId(kind, name, index, Phase.BACKWARD))
+        return bool(self._config.only) and self._any(self._config.only, kind, name, text)
+
+    def unmatched(self) -> list[str]:
+        """Names of the selection that no call ever had."""
+        asked = (*self._config.only, *(self._config.scope or ()))
+        return [name for name in asked if name not in self.matched]
+
+    def _any(self, patterns: tuple[str, ...], kind: str, name: str, text: str) -> bool:
+        found = False
+        for pattern in patterns:
+            if _is_named(pattern, kind, name, text) or _is_part(pattern, kind, name):
+                self.matched.add(pattern)
+                found = True
+        return found
+
+
+def _is_named(pattern: str, kind: str, name: str, text: str) -> bool:
+    """An exact call with or without its phase and number, or a module by its path."""
+    if pattern in (text, f"{kind}.{name}"):
+        return True
+    if text.startswith(pattern) and text[len(pattern) :] in (".forward", ".backward"):
+        return True
+    return kind == "Module" and pattern.removeprefix("Module.") in (name, name.rpartition(".")[0])
+
+
+def _is_part(pattern: str, kind: str, name: str) -> bool:
+    """Any part of `Kind.name`, in any case: "relu" stands for every relu."""
+    return pattern.lower() in f"{kind}.{name}".lower()
+
+
+def _holds(numbers: Numbers, number: int) -> bool:
+    return not numbers or any(
+        item == number if isinstance(item, int) else item[0] <= number <= item[1] for item in numbers
+    )

@@ -1,0 +1,340 @@
+"""A capture: from start to stop, step by step.
+
+    with ulpscope.capture("runs/a", model=model) as cap:
+        for batch in data:
+            train(batch)
+            cap.step()
+
+or the long form for loops that start and stop by themselves: `Capture(path).start() ... stop() ... step()`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ulpscope.capture.recorder import Recorder
+from ulpscope.capture.selection import Selection
+from ulpscope.capture.surroundings import surroundings
+from ulpscope.config import CaptureConfig, capture_config
+from ulpscope.errors import CaptureError
+from ulpscope.frameworks.base import OpenCall
+from ulpscope.frameworks.torch import devices, probe
+from ulpscope.naming import SAVED, call_text
+from ulpscope.records import CallId, Level, Phase, Role
+from ulpscope.store import layout
+from ulpscope.store.writer import DumpWriter
+
+log = logging.getLogger(__name__)
+RUN_VARIABLE = "ULPSCOPE_RUN"
+# torch is one per process, so only one capture can be on; the list holds it while it is.
+_on: list[weakref.ref[Capture]] = []
+_on_lock = threading.Lock()
+
+
+class Capture:
+    """Records this process into `path`. Options are those of CaptureConfig."""
+
+    def __init__(
+        self, path: str | Path | None = None, *, model: Any = None, rank: int | None = None, **options: Any
+    ) -> None:
+        if path is not None:
+            options["path"] = path
+        self.config: CaptureConfig = capture_config(options, "capture")
+        self.path = Path(self.config.path)
+        self.current_step = 0
+        self.started = False
+        self.dumps: list[Path] = []
+        self._models = probe.models_of(model)
+        self._rank = rank
+        self._run = os.environ.get(RUN_VARIABLE) or uuid.uuid4().hex
+        self._after_optimizer: Callable[[], None] | None = None
+        self._outermost: Callable[[Any], None] | None = None
+        self._environment: dict[str, Any] | None = None
+        self._claimed = False
+        self._copy = 0
+        self._build()
+
+    def _build(self) -> None:
+        config = self.config
+        self._pid = os.getpid()
+        self._selection = Selection(config)
+        self._writer = DumpWriter(payload_bytes=config.queue_mb << 20 if config.tensors else 0)
+        self._writer.on_failure = self._on_failure
+        self._recorder = Recorder(self._writer, self._selection, stacks=config.stacks, in_backward=probe.in_backward)
+        self._recorder.measurer = probe.make_measurer(
+            self._writer,
+            statistics=config.statistics,
+            checksum=config.checksum,
+            sketch=config.sketch and config.statistics,
+            payloads=config.tensors,
+            reuse=config.reuse,
+        )
+        self._probe: probe.TorchProbe | None = None
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def start(self, model: Any = None) -> Capture:
+        """Begins, or goes on with, recording. A second start changes nothing."""
+        if os.getpid() != self._pid:
+            self._after_fork()
+        if model is not None:
+            for item in probe.models_of(model):
+                if not any(item is known for known in self._models):
+                    self._models.append(item)
+                    self._probe = None if not self.started else self._probe
+        if self.started:
+            return self
+        with _on_lock:
+            other = _on[0]() if _on else None
+            if other is not None and other is not self:
+                raise CaptureError(f"a capture into {other.path} is on already; stop it before you start another")
+            _on[:] = [weakref.ref(self)]
+        self.started = True
+        try:
+            self._switch_on(eager=True)
+        except BaseException:
+            self._release()
+            raise
+        atexit.register(self.close)
+        return self
+
+    def stop(self) -> None:
+        """Ends recording and leaves torch as it was. The step's dump is complete on disk; start may follow."""
+        if not self.started:
+            return
+        self._switch_off()
+        self._release()
+        self._writer.flush(self._manifest("complete"))
+
+    def step(self) -> None:
+        """Ends the current step. While started, the next one is recorded from here on."""
+        self._finish_dump("complete")
+        self.current_step += 1
+        if self.started:
+            self._switch_on(eager=False)
+
+    def save(self, name: str, value: Any, *, gradient: bool = True) -> None:
+        """Records one value under a name of your own (`x.0.debug`), and its gradient (`x_grad.0.debug`) when it comes."""
+        if not isinstance(name, str) or not name:
+            raise CaptureError(f"save needs a name, not {name!r}")
+        if not self.started or not self._wanted():
+            return
+        self._record_saved(name, value)
+        if gradient:
+            for path, leaf in self._recorder.measurer.leaves(value):
+                probe.watch_gradient(leaf, lambda grad, path=path: self._record_saved(f"{name}_grad", grad, path))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Stops, ends the step and gives everything back. Called at exit too."""
+        if os.getpid() != self._pid:
+            return
+        self.stop()
+        self._finish_dump("complete")
+        self._writer.shutdown()
+        atexit.unregister(self.close)
+        if self._claimed:
+            self._hint_at_nothing()
+
+    def __enter__(self) -> Capture:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._writer.is_open:
+            self._recorder.note(f"the program raised {type(error).__name__}: {error}"[:500])
+        self.close()
+
+    # --- switching ----------------------------------------------------------------------------------------------
+
+    def _wanted(self) -> bool:
+        rank, _ = self._place()
+        return self._selection.wants_step(self.current_step) and self._selection.wants_rank(rank)
+
+    def _switch_on(self, *, eager: bool) -> None:
+        if not self._wanted() or self._writer.failure:
+            self._switch_off()
+            return
+        if not self._writer.is_open:
+            if eager:
+                self._open_dump()
+            else:
+                self._recorder.before_first = self._open_late
+        if self._probe is None:
+            self._probe = probe.TorchProbe(
+                self._recorder,
+                self._recorder.measurer,  # type: ignore[arg-type]
+                level=self.config.level,
+                models=self._models,
+                below=self._is_below if self.config.below else None,
+                after_optimizer=self._after_optimizer,
+            )
+            self._probe.modules.outermost = self._outermost
+        if not self._recorder.active:
+            self._probe.install()
+            self._recorder.active = True
+
+    def _switch_off(self) -> None:
+        if self._recorder.active and self._probe is not None:
+            self._probe.finish_step()
+            self._recorder.active = False
+            self._probe.remove()
+
+    def _release(self) -> None:
+        self.started = False
+        with _on_lock:
+            if _on and _on[0]() is self:
+                _on.clear()
+
+    def _open_late(self) -> None:
+        try:
+            self._open_dump()
+        except CaptureError as error:
+            self._recorder.before_first = None
+            self._writer._fail(str(error))
+
+    def _open_dump(self) -> None:
+        self._recorder.before_first = None
+        rank, _ = self._place()
+        if not self._claimed:
+            self._copy = claim(self.path, rank, self._run, overwrite=self.config.overwrite)
+            self._claimed = True
+        folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
+        if self._environment is None:
+            self._environment = {**devices.environment(), **surroundings()}
+        self._recorder.begin_step()
+        self._recorder.measurer.begin_step()
+        self._writer.open(folder, self._manifest("open"))
+        self.dumps.append(folder)
+
+    def _finish_dump(self, state: str) -> None:
+        if not self._writer.is_open:
+            return
+        if self._probe is not None and self._recorder.active:
+            self._probe.finish_step()
+        for name in self._selection.unmatched():
+            self._recorder.note(f"nothing matched {name!r}")
+            log.warning("step %d: nothing matched %r", self.current_step, name)
+        self._writer.close(self._manifest(state))
+
+    def _manifest(self, state: str) -> dict[str, Any]:
+        rank, world = self._place()
+        notes = [text if count == 1 else f"{text} ({count} times)" for text, count in self._recorder.notes.items()]
+        return {
+            "format": layout.FORMAT_VERSION,
+            "framework": probe.NAME,
+            "level": self.config.level.value,
+            "step": self.current_step,
+            "rank": rank,
+            "world_size": world,
+            "state": state,
+            "run": self._run,
+            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "config": self.config.as_json(),
+            "environment": self._environment,
+            "notes": notes,
+            "counts": self._writer.counts,
+        }
+
+    def _place(self) -> tuple[int, int]:
+        rank, world = devices.rank_and_world()
+        return (rank if self._rank is None else self._rank), world
+
+    def _is_below(self, call: OpenCall) -> bool:
+        asked = self.config.below or ""
+        name = call_text(CallId(call.kind, call.name, call.index, Phase.FORWARD))
+        return asked in (name, name.removesuffix(".forward"), name.replace(".forward", ".backward"))
+
+    def _record_saved(self, name: str, value: Any, path: tuple[Any, ...] = ()) -> None:
+        recorder = self._recorder
+        if not recorder.active:
+            return
+        state = recorder.state()
+        busy, state.busy = state.busy, True
+        try:
+            call = recorder.open_call(state, SAVED, name, None, phase=Phase.DEBUG)
+            recorder.show(call, Role.OUTPUT, path, value)
+            recorder.close_call(call)
+        except Exception as error:  # the hook border
+            recorder.trouble(f"saved value {name}", error)
+        finally:
+            state.busy = busy
+
+    def _on_failure(self, why: str) -> None:
+        log.warning("%s", why)
+        self._recorder.notes[why] = 1
+
+    def _hint_at_nothing(self) -> None:
+        if not self.dumps:
+            log.warning("nothing was recorded: the run ended at step %d", self.current_step)
+
+    def _after_fork(self) -> None:
+        """A forked child writes a dump of its own; the parent's files and rings are not its business."""
+        _on.clear()
+        self.started = False
+        self._environment = None
+        self._claimed = False
+        self._build()
+
+
+def capture(path: str | Path | None = None, *, model: Any = None, rank: int | None = None, **options: Any) -> Capture:
+    """A capture for a `with` block: recording begins with the block and ends with it."""
+    return Capture(path, model=model, rank=rank, **options)
+
+
+def claim(run: Path, rank: int, token: str, *, overwrite: bool) -> int:
+    """Makes sure that this process mixes with no earlier run; returns its copy number among processes of the same rank."""
+    copies = -1
+    for place in _existing(run):
+        if place.rank != rank:
+            continue
+        if _token_of(place.folder) == token:
+            copies = max(copies, place.copy)
+        elif overwrite:
+            shutil.rmtree(place.folder)
+            with contextlib.suppress(OSError):
+                place.folder.parent.rmdir()
+        else:
+            raise CaptureError(
+                f"{place.folder} holds an earlier capture, which is never mixed with a new one; choose another folder, "
+                "or ask for it to be replaced (overwrite=True, --overwrite)"
+            )
+    return copies + 1
+
+
+def _existing(run: Path) -> Iterator[layout.Place]:
+    if run.is_dir():
+        yield from layout.find_places(run)
+
+
+def _token_of(folder: Path) -> str | None:
+    import json
+
+    try:
+        found = json.loads((folder / layout.MANIFEST).read_text(encoding="utf-8"))
+        return found.get("run") if isinstance(found, dict) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _in_child() -> None:
+    """After a fork the child must not write into its parent's dump."""
+    other = _on[0]() if _on else None
+    if other is not None:
+        other._recorder.active = False
+
+
+os.register_at_fork(after_in_child=_in_child)
+__all__ = ["Capture", "Level", "capture", "claim"]

@@ -1,0 +1,52 @@
+"""Everything ulpscope raises on purpose.
+
+UlpscopeError
+├── ConfigError    the options or the configuration file are wrong (exit code 2)
+├── CaptureError   a capture was asked for that cannot be made (exit code 2)
+└── DumpError      a dump cannot be read, or does not hold what was asked (exit code 3)
+
+A message says what is wrong, shows the value and says what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class UlpscopeError(Exception):
+    """Base of all errors that ulpscope raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(UlpscopeError):
+    """One or more mistakes in the configuration, all of them at once."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[str], where: str = "") -> None:
+        self.problems = list(problems)
+        place = f"{where}: " if where else ""
+        lines = [place + problem for problem in self.problems]
+        if len(lines) > 1:
+            lines.append(f"{len(lines)} problems, nothing was captured")
+        super().__init__("\n".join(lines))
+
+
+class CaptureError(UlpscopeError):
+    """A capture that cannot be made as asked."""
+
+    exit_code = 2
+
+
+class DumpError(UlpscopeError):
+    """A dump that cannot be read, or does not hold what was asked for."""
+
+    exit_code = 3
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A sentence naming the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,144 @@
+"""What a framework offers to a capture, and what a capture offers to a framework's taps.
+
+A tap watches one kind of call. It asks the observer to open a call, shows it inputs and outputs, and closes it. The
+observer decides what is wanted, measures and stores; it never raises into the program that is watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any, Protocol
+
+from ulpscope.records import PathStep, Phase, Role
+
+
+class OpenCall:
+    """A call that has begun. Only numbers and texts: it must never keep a tensor alive."""
+
+    __slots__ = (
+        "again",
+        "epoch",
+        "flags",
+        "index",
+        "kind",
+        "module",
+        "name",
+        "note",
+        "origin",
+        "parent",
+        "phase",
+        "seq",
+        "stack",
+        "thread",
+        "values",
+        "wanted",
+    )
+
+    def __init__(self, kind: str, name: str, index: int, phase: Phase) -> None:
+        self.kind = kind
+        self.name = name
+        self.index = index
+        self.phase = phase
+        self.seq = -1
+        self.parent = -1
+        self.origin = -1
+        self.module = ""
+        self.stack = -1
+        self.thread = 0
+        self.values: list[int] = []
+        self.wanted = True
+        self.flags = 0
+        self.note: str | None = None
+        self.again = 0
+        self.epoch = 0
+
+
+class ThreadState:
+    """What one thread is doing: the calls it has open, and whether our own code is running on it."""
+
+    __slots__ = ("busy", "calls", "compiled", "mode", "modules", "number", "redispatched")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.busy = False
+        self.calls: list[OpenCall] = []
+        self.modules: list[tuple[str, OpenCall | None, FrameType | None, int]] = []
+        self.mode: Any = None
+        self.compiled = 0
+        self.redispatched: Any = None
+
+
+class Observer(Protocol):
+    """The recorder, as a tap sees it."""
+
+    active: bool
+
+    def state(self) -> ThreadState: ...
+
+    def open_call(
+        self, state: ThreadState, kind: str, name: str, frame: FrameType | None, *, phase: Phase = Phase.FORWARD
+    ) -> OpenCall: ...
+
+    def open_backward(self, state: ThreadState, forward: OpenCall) -> OpenCall: ...
+
+    def show(
+        self, call: OpenCall, role: Role, path: tuple[PathStep, ...], value: Any, *, unread: bool = False
+    ) -> None: ...
+
+    def close_call(self, call: OpenCall) -> None: ...
+
+    def close_raised(self, call: OpenCall, error: BaseException) -> None: ...
+
+    def wants_backward(self, call: OpenCall) -> bool: ...
+
+    def note(self, text: str) -> None: ...
+
+    def trouble(self, where: str, error: BaseException) -> None: ...
+
+
+class Tap(Protocol):
+    """Something that is on between `install` and `remove`, and leaves nothing behind."""
+
+    def install(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+class Measurer(Protocol):
+    """Turns one leaf value into the numbers of a value row: meta, measure, text. `leaf_types` are leaves for sure."""
+
+    leaf_types: frozenset[type]
+
+    def begin_step(self) -> None: ...
+
+    def row(self, value: Any) -> tuple[int, int, int]: ...
+
+    def unread(self, value: Any) -> tuple[int, int, int]: ...
+
+    def leaves(self, value: Any) -> Iterator[tuple[tuple[PathStep, ...], Any]]: ...
+
+    def distrust(self, values: Iterable[Any]) -> None: ...
+
+
+class Sink(Protocol):
+    """Where strings, measures and payloads go: the dump writer."""
+
+    def add_string(self, json_text: str) -> int: ...
+
+    def add_measure(
+        self,
+        pointer: int,
+        code: int,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...] | None,
+        flags: int,
+        payload: tuple[int, int] | None,
+    ) -> int: ...
+
+    def add_payload(
+        self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int
+    ) -> tuple[int, int] | None: ...
+
+
+Cleanup = Callable[[], None]

@@ -1,0 +1,1 @@
+"""PyTorch: taps that watch a program, and measuring of its tensors."""

@@ -1,0 +1,328 @@
+"""Gradients of one call, taken from the autograd nodes that the call itself created.
+
+No tensor is wrapped and no node inserted: hooks on the call's own nodes read what flows in (the gradient of each output)
+and what flows out over the edges that leave the call (the gradient of each input that *this* call produced). A node's
+sequence number tells whether the call created it. A hook must never refer to its own node: that would be a cycle which
+nobody can collect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
+from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch.tensors import Path
+from ulpscope.records import Role
+
+_LEAF = (1 << 64) - 1
+_LATE = "a backward pass ran after stop() and was not recorded; stop after it"
+_SCALARS = frozenset({int, float, bool, str, type(None)})
+_ONE: dict[int, Path] = {0: (0,)}
+_PLACES: list[Path] = [(place,) for place in range(32)]
+Edges = dict[Any, list[Path]]
+_no_functions = torch._C.DisableTorchFunction
+
+
+class _Gradients:
+    """What has arrived of one backward of one call made of several nodes."""
+
+    __slots__ = ("expected", "forward", "left", "open", "parts", "sums", "waiting")
+
+    def __init__(self, forward: OpenCall, expected: int, parts: dict[Path, int]) -> None:
+        self.forward = forward
+        self.expected = self.left = expected
+        self.parts = parts
+        self.waiting = dict(parts)
+        self.sums: dict[Path, Tensor] = {}
+        self.open: OpenCall | None = None
+
+    def reset(self) -> None:
+        self.left = self.expected
+        self.waiting = dict(self.parts)
+        self.sums = {}
+        self.open = None
+
+
+class _AfterNode:
+    """Hook of a call made of one node. A class with slots, not a closure: thousands of them wait for a backward pass, and
+    every object that waits makes the garbage collector walk further."""
+
+    __slots__ = ("call", "observer", "outputs", "slots")
+
+    def __init__(
+        self, observer: Observer, call: OpenCall, outputs: dict[int, Path], slots: tuple[Path | None, ...]
+    ) -> None:
+        self.observer = observer
+        self.call = call
+        self.outputs = outputs
+        self.slots = slots
+
+    def __call__(self, grads_in: tuple[Any, ...], grads_out: tuple[Any, ...]) -> None:
+        observer = self.observer
+        if not observer.active:
+            observer.note(_LATE)
+            return
+        state = observer.state()
+        if state.busy:
+            return
+        state.busy = True
+        try:
+            with _no_functions():
+                opened = observer.open_backward(state, self.call)
+                for number, path in self.outputs.items():
+                    if number < len(grads_out) and grads_out[number] is not None:
+                        observer.show(opened, Role.INPUT, path, grads_out[number])
+                for slot, grad in zip(self.slots, grads_in, strict=False):
+                    if slot is not None and grad is not None:
+                        observer.show(opened, Role.OUTPUT, slot, grad)
+                observer.close_call(opened)
+        except Exception as error:  # the hook border
+            observer.trouble(f"backward of {self.call.kind}.{self.call.name}", error)
+        finally:
+            state.busy = False
+
+
+class BackwardTap:
+    """Arms finished forward calls."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._unfinished: dict[int, _Gradients] = {}
+
+    def edges(self, args: Iterable[Any], kwargs: dict[str, Any], *, peek: bool = False) -> Edges:
+        """Which autograd edge each argument is. With `peek`, views whose node torch would have to rebuild are left out."""
+        found: Edges = {}
+        for place, value in (*enumerate(args), *kwargs.items()):
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
+                if value.requires_grad and not (peek and value._is_view() and value._version):
+                    slot = _PLACES[place] if type(place) is int and place < 32 else (place,)
+                    found.setdefault(_edge(value), []).append(slot)
+            elif kind not in _SCALARS:
+                for path, leaf in tensors.leaves(value):
+                    if (
+                        isinstance(leaf, Tensor)
+                        and leaf.requires_grad
+                        and not (peek and leaf._is_view() and leaf._version)
+                    ):
+                        found.setdefault(_edge(leaf), []).append((place, *path))
+        return found
+
+    def arm(
+        self,
+        call: OpenCall,
+        sequence: int,
+        edges: Edges | None,
+        args: Iterable[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        watch: bool = False,
+    ) -> None:
+        """Hooks the nodes that a finished call created, if it created any. With `watch`, kernels that run inside them
+        are told which call they belong to."""
+        roots: dict[Any, dict[int, Path]] = {}
+        passed: dict[Any, dict[int, Path]] = {}
+        for path, leaf in tensors.leaves(result):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                node = leaf.grad_fn
+                if node is None:
+                    continue
+                own = node._sequence_nr() >= sequence
+                (roots if own else passed).setdefault(node, {})[leaf.output_nr] = path or (0,)
+        if not roots:
+            for node, outputs in passed.items():
+                self._arm_passed(call, node, outputs)
+            return
+        if edges is None:
+            edges = self.edges(args, kwargs)
+        if len(roots) == 1:
+            ((node, outputs),) = roots.items()
+            if not any(
+                child is not None and sequence <= child._sequence_nr() < _LEAF for child, _ in node.next_functions
+            ):
+                self._arm_single(call, node, outputs, edges, watch)
+                return
+        self._arm_several(call, sequence, roots, edges, watch)
+
+    def finish_pass(self) -> None:
+        """Closes what is still open once the outermost backward pass is over: some edges never carry a gradient."""
+        if torch._C._current_graph_task_id() != -1 or not self._unfinished:
+            return
+        for gradients in list(self._unfinished.values()):
+            self._finish(gradients)
+
+    # --- one node: the usual case -------------------------------------------------------------------------------
+
+    def _arm_single(self, call: OpenCall, node: Any, outputs: dict[int, Path], edges: Edges, watch: bool) -> None:
+        used: dict[Any, int] = {}
+        slots: list[Path | None] = []
+        for child, number in node.next_functions:
+            key = _key(child, number)
+            paths = edges.get(key)
+            turn = used.get(key, 0)
+            used[key] = turn + 1
+            slots.append(paths[min(turn, len(paths) - 1)] if paths else None)
+        node.register_hook(_AfterNode(self.observer, call, _ONE if outputs == _ONE else outputs, tuple(slots)))
+        if watch:
+            self._watch(call, node)
+
+    # --- several nodes ------------------------------------------------------------------------------------------
+
+    def _arm_several(
+        self, call: OpenCall, sequence: int, roots: dict[Any, dict[int, Path]], edges: Edges, watch: bool
+    ) -> None:
+        """Roots give the gradients of the outputs, the edges that leave the call those of the inputs."""
+        leaving: dict[Any, list[tuple[int, Path]]] = {}
+        parts: dict[Path, int] = {}
+        if edges or watch:
+            seen = set(roots)
+            todo = list(roots)
+            while todo:
+                node = todo.pop()
+                if watch:
+                    self._watch(call, node)
+                for place, (child, number) in enumerate(node.next_functions):
+                    if child is None:
+                        continue
+                    paths = edges.get(_key(child, number))
+                    if paths:
+                        leaving.setdefault(node, []).append((place, paths[0]))
+                        parts[paths[0]] = parts.get(paths[0], 0) + 1
+                    elif child not in seen and sequence <= child._sequence_nr() < _LEAF:
+                        seen.add(child)
+                        todo.append(child)
+        gradients = _Gradients(call, len(roots) + len(leaving), parts)
+        for node, outputs in roots.items():
+            node.register_prehook(self._on_root(gradients, outputs))
+        for node, places in leaving.items():
+            node.register_hook(self._on_leaving(gradients, places))
+
+    def _on_root(self, gradients: _Gradients, outputs: dict[int, Path]) -> Callable[[tuple[Any, ...]], None]:
+        def before(grads: tuple[Any, ...]) -> None:
+            def show(opened: OpenCall) -> None:
+                for number, path in outputs.items():
+                    if number < len(grads) and grads[number] is not None:
+                        self.observer.show(opened, Role.INPUT, path, grads[number])
+
+            self._arrived(gradients, show)
+
+        return before
+
+    def _on_leaving(self, gradients: _Gradients, places: list[tuple[int, Path]]) -> Callable[..., None]:
+        def after(grads_in: tuple[Any, ...], grads_out: tuple[Any, ...]) -> None:
+            def show(opened: OpenCall) -> None:
+                for place, path in places:
+                    grad = grads_in[place] if place < len(grads_in) else None
+                    self._add(gradients, opened, path, grad)
+
+            self._arrived(gradients, show)
+
+        return after
+
+    def _add(self, gradients: _Gradients, opened: OpenCall, path: Path, grad: Tensor | None) -> None:
+        """An input used twice inside the call gets the sum of both gradients; it is shown when the last has come."""
+        gradients.waiting[path] = left = gradients.waiting[path] - 1
+        if grad is not None:
+            before = gradients.sums.pop(path, None)
+            if before is not None:
+                with torch.no_grad(), torch._C._DisableTorchDispatch():
+                    grad = before + grad
+            if left > 0:
+                gradients.sums[path] = grad
+                return
+        else:
+            grad = gradients.sums.pop(path, None)
+        if grad is not None:
+            self.observer.show(opened, Role.OUTPUT, path, grad)
+
+    def _arrived(self, gradients: _Gradients, show: Callable[[OpenCall], None]) -> None:
+        observer = self.observer
+        if not observer.active:
+            observer.note(_LATE)
+            return
+        state = observer.state()
+        if state.busy:
+            return
+        state.busy = True
+        try:
+            with _no_functions():
+                if gradients.open is None:
+                    gradients.open = observer.open_backward(state, gradients.forward)
+                    self._unfinished[id(gradients)] = gradients
+                show(gradients.open)
+                gradients.left -= 1
+                if gradients.left <= 0:
+                    self._finish(gradients)
+        except Exception as error:  # the hook border
+            observer.trouble(f"backward of {gradients.forward.kind}.{gradients.forward.name}", error)
+        finally:
+            state.busy = False
+
+    def _finish(self, gradients: _Gradients) -> None:
+        self._unfinished.pop(id(gradients), None)
+        opened = gradients.open
+        if opened is not None:
+            with _no_functions():
+                for path, grad in gradients.sums.items():
+                    self.observer.show(opened, Role.OUTPUT, path, grad)
+                self.observer.close_call(opened)
+        gradients.reset()
+
+    def _arm_passed(self, call: OpenCall, node: Any, outputs: dict[int, Path]) -> None:
+        """A call that returned its input: the gradient of both is what arrives at the node that made it."""
+        gradients = _Gradients(call, 1, {})
+
+        def before(grads: tuple[Any, ...]) -> None:
+            def show(opened: OpenCall) -> None:
+                for number, path in outputs.items():
+                    if number < len(grads) and grads[number] is not None:
+                        self.observer.show(opened, Role.INPUT, path, grads[number])
+                        self.observer.show(opened, Role.OUTPUT, path, grads[number])
+
+            self._arrived(gradients, show)
+
+        node.register_prehook(before)
+
+    def _watch(self, call: OpenCall, node: Any) -> None:
+        """While this node runs, the kernels below it belong to the backward of `call`."""
+        observer = self.observer
+
+        def before(_: Any) -> None:
+            if observer.active:
+                _push(observer.state(), call)
+
+        def after(_in: Any, _out: Any) -> None:
+            if observer.active:
+                _pop(observer.state(), call)
+
+        node.register_prehook(before)
+        node.register_hook(after)
+
+
+def _push(state: ThreadState, call: OpenCall) -> None:
+    state.calls.append(call)
+
+
+def _pop(state: ThreadState, call: OpenCall) -> None:
+    if state.calls and state.calls[-1] is call:
+        state.calls.pop()
+
+
+def _edge(value: Tensor) -> Any:
+    node = value.grad_fn
+    return id(value) if node is None else (node, value.output_nr)
+
+
+def _key(node: Any, number: int) -> Any:
+    if node is None:
+        return None
+    if node._sequence_nr() == _LEAF:
+        return id(node.variable)
+    return (node, number)

@@ -1,0 +1,190 @@
+"""Watching torch.distributed. Its functions are plain Python; their code is exchanged, the functions stay.
+
+An asynchronous call is complete when it is waited for: its outputs are read then.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ulpscope.frameworks.base import Observer, OpenCall
+from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch.summary import TorchMeasurer
+from ulpscope.records import Role
+
+# Which argument a call writes: position and keyword. None: it writes nothing of its own.
+WRITES: dict[str, tuple[int, str] | None] = {
+    "send": None,
+    "isend": None,
+    "barrier": None,
+    "recv": (0, "tensor"),
+    "irecv": (0, "tensor"),
+    "broadcast": (0, "tensor"),
+    "all_reduce": (0, "tensor"),
+    "reduce": (0, "tensor"),
+    "all_reduce_coalesced": (0, "tensors"),
+    "all_gather": (0, "tensor_list"),
+    "all_gather_into_tensor": (0, "output_tensor"),
+    "_all_gather_base": (0, "output_tensor"),
+    "all_gather_coalesced": (0, "output_tensor_lists"),
+    "gather": (1, "gather_list"),
+    "scatter": (0, "tensor"),
+    "reduce_scatter": (0, "output"),
+    "reduce_scatter_tensor": (0, "output"),
+    "_reduce_scatter_base": (0, "output"),
+    "all_to_all": (0, "output_tensor_list"),
+    "all_to_all_single": (0, "output"),
+    "batch_isend_irecv": (0, "p2p_op_list"),
+}
+KIND = "Distributed"
+
+
+class CollectiveTap:
+    """Opens and closes communication calls."""
+
+    def __init__(self, observer: Observer, measurer: TorchMeasurer) -> None:
+        self.observer = observer
+        self.measurer = measurer
+        self._swaps: list[CodeSwap] = []
+        self._waiting: dict[int, tuple[OpenCall, list[tuple[tensors.Path, weakref.ref[Tensor]]]]] = {}
+        self._wait: Any = None
+
+    def install(self) -> None:
+        if not torch.distributed.is_available():
+            return
+        space = torch.distributed.distributed_c10d
+        for name in WRITES:
+            function = getattr(space, name, None)
+            if isinstance(function, types.FunctionType):
+                self._swaps.append(CodeSwap(function, self._around(name)))
+        for swap in self._swaps:
+            swap.install()
+        work = torch.distributed.Work
+        original = self._wait = vars(work)["wait"]
+        tap = self
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(work, *args, **kwargs)
+            tap._complete(id(work))
+            return result
+
+        wait.__name__, wait.__doc__ = "wait", work.wait.__doc__
+        work.wait = wait
+
+    def remove(self) -> None:
+        for swap in self._swaps:
+            swap.remove()
+        self._swaps.clear()
+        if self._wait is not None:
+            torch.distributed.Work.wait = self._wait
+            self._wait = None
+
+    def finish_step(self) -> None:
+        """What nobody waited for is closed without its outputs, and says so."""
+        for number in list(self._waiting):
+            call, _ = self._waiting.pop(number)
+            call.note = "asynchronous, never waited for within the step: its outputs are unknown"
+            self.observer.close_call(call)
+
+    def _around(self, name: str) -> Callable[..., Any]:
+        def around(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            observer = self.observer
+            if not observer.active:
+                return original(*args, **kwargs)
+            state = observer.state()
+            if state.busy or state.compiled or any(call.kind == KIND for call in state.calls):
+                return original(*args, **kwargs)
+            call: OpenCall | None = None
+            state.busy = True
+            try:
+                with torch._C.DisableTorchFunction():
+                    call = observer.open_call(state, KIND, name, sys._getframe(1))
+                    if call.wanted:
+                        for at, value in enumerate(args):
+                            observer.show(call, Role.INPUT, (at,), _operands(value))
+                        for key, value in kwargs.items():
+                            observer.show(call, Role.INPUT, (key,), _operands(value))
+            except Exception as error:  # the hook border
+                observer.trouble(f"{KIND}.{name}", error)
+            finally:
+                state.busy = False
+            if call is None:
+                return original(*args, **kwargs)
+            state.calls.append(call)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                observer.close_raised(call, error)
+                raise
+            finally:
+                state.calls.remove(call)
+            state.busy = True
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._finish(name, call, args, kwargs, result)
+            except Exception as error:  # the hook border
+                observer.trouble(f"{KIND}.{name}", error)
+            finally:
+                state.busy = False
+            return result
+
+        return around
+
+    def _finish(self, name: str, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        place = WRITES[name]
+        written: Any = None
+        if place is not None:
+            written = kwargs.get(place[1], args[place[0]] if len(args) > place[0] else None)
+        if name == "batch_isend_irecv":
+            written = [item.tensor for item in written or () if item.op is torch.distributed.irecv]
+        found = [(path or (0,), leaf) for path, leaf in tensors.leaves(written) if isinstance(leaf, Tensor)]
+        self.measurer.distrust(leaf for _, leaf in found)
+        if not call.wanted:
+            return
+        works = result if isinstance(result, list) else [result]
+        unfinished = [work for work in works if hasattr(work, "is_completed") and not work.is_completed()]
+        if unfinished:
+            self._complete(id(unfinished[-1]))
+            self._waiting[id(unfinished[-1])] = (call, [(path, weakref.ref(leaf)) for path, leaf in found])
+            return
+        for path, leaf in found:
+            self.observer.show(call, Role.OUTPUT, path, leaf)
+        self.observer.close_call(call)
+
+    def _complete(self, number: int) -> None:
+        found = self._waiting.pop(number, None)
+        if found is None:
+            return
+        observer, (call, outputs) = self.observer, found
+        state = observer.state()
+        busy, state.busy = state.busy, True
+        try:
+            with torch._C.DisableTorchFunction():
+                for path, reference in outputs:
+                    value = reference()
+                    observer.show(
+                        call,
+                        Role.OUTPUT,
+                        path,
+                        tensors.Unrecordable("torch.Tensor", "freed") if value is None else value,
+                    )
+                observer.close_call(call)
+        except Exception as error:  # the hook border
+            observer.trouble(f"{KIND}.{call.name}", error)
+        finally:
+            state.busy = busy
+
+
+def _operands(value: Any) -> Any:
+    """Point-to-point operations taken apart into what they move."""
+    if isinstance(value, list) and value and isinstance(value[0], torch.distributed.P2POp):
+        return [{"op": item.op.__name__, "tensor": item.tensor, "peer": item.peer, "tag": item.tag} for item in value]
+    return value

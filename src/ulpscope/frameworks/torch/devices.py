@@ -1,0 +1,79 @@
+"""What the process runs on: rank, world size, versions, devices and every flag that changes numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+_VARIABLES = ["CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "OPENBLAS_NUM_THREADS", "PYTHONHASHSEED", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "HCCL_DETERMINISTIC", "TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING", "ATEN_CPU_CAPABILITY", "DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE", "TORCH_COMPILE_DISABLE", "NCCL_ALGO", "NCCL_PROTO", "XLA_FLAGS"]
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Rank and world size from the process group, else from the environment, else 0 of 1."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+
+def environment() -> dict[str, Any]:
+    """The environment of the run, for the manifest."""
+    matmul, cudnn, cuda = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cuda
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices += [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "cuda": torch.version.cuda,
+            **{
+                name: getattr(sys.modules[name], "__version__", "?")
+                for name in ("transformers", "torch_npu", "triton", "torchvision", "apex", "deepspeed")
+                if name in sys.modules
+            },
+        },
+        "host": {
+            "system": platform.platform(),
+            "machine": platform.machine(),
+            "cpu": torch.backends.cpu.get_cpu_capability(),
+        },
+        "devices": devices,
+        "flags": {
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "cuda_matmul_allow_tf32": bool(matmul.allow_tf32),
+            "cudnn_allow_tf32": bool(cudnn.allow_tf32),
+            "cudnn_enabled": bool(cudnn.enabled),
+            "cudnn_benchmark": bool(cudnn.benchmark),
+            "cudnn_deterministic": bool(cudnn.deterministic),
+            "fp16_reduced_precision_reduction": str(matmul.allow_fp16_reduced_precision_reduction),
+            "bf16_reduced_precision_reduction": str(matmul.allow_bf16_reduced_precision_reduction),
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "default_dtype": str(torch.get_default_dtype()),
+            "autocast": {
+                kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+            },
+            "sdpa": {
+                "flash": cuda.flash_sdp_enabled(),
+                "memory_efficient": cuda.mem_efficient_sdp_enabled(),
+                "math": cuda.math_sdp_enabled(),
+                "cudnn": cuda.cudnn_sdp_enabled(),
+            },
+            "num_threads": torch.get_num_threads(),
+            "grad_enabled": torch.is_grad_enabled(),
+        },
+        "seeds": {"torch": torch.initial_seed()},
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def _number(variable: str, default: int) -> int:
+    try:
+        return int(os.environ.get(variable, default))
+    except ValueError:
+        return default

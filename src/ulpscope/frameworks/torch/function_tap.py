@@ -1,0 +1,130 @@
+"""Watching every outermost torch call with a function mode.
+
+A mode keeps torch's attributes as they are (`F.gelu is F.gelu`), sees names bound earlier and needs no list of
+functions. It belongs to one thread, so each thread gets its own; it is taken off while a compiled region runs, and put
+on again inside a backward pass, which torch would otherwise run without it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+from torch.overrides import TorchFunctionMode
+
+from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
+from ulpscope.frameworks.torch.backward import BackwardTap
+from ulpscope.frameworks.torch.names import IGNORED, SHARING, UNINITIALISED, Api, ApiNames
+from ulpscope.frameworks.torch.summary import TorchMeasurer
+from ulpscope.records import Role
+
+_tracing = torch._C._get_tracing_state
+
+
+class CallMode(TorchFunctionMode):
+    """The mode of one thread. `records` is False where only the module level is wanted: then it just looks out for
+    writes behind torch's back."""
+
+    def __init__(self, tap: FunctionTap, state: ThreadState) -> None:
+        super().__init__()
+        self.tap = tap
+        self.state = state
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tap, state = self.tap, self.state
+        kwargs = kwargs or {}
+        api = tap.names.of(func)
+        treatment = api.treatment
+        if func is state.redispatched:
+            state.redispatched = None
+            return func(*args, **kwargs)
+        if treatment == IGNORED or state.busy or not tap.observer.active:
+            return func(*args, **kwargs)
+        if _tracing() is not None or not all(issubclass(kind, torch.Tensor) for kind in types):
+            return func(*args, **kwargs)
+        if treatment == SHARING:
+            return tap.run_sharing(func, args, kwargs)
+        if not tap.records:
+            return tap.run_unrecorded(api, func, args, kwargs)
+        return tap.run_recorded(state, api, func, args, kwargs)
+
+
+class FunctionTap:
+    """Turns torch calls into opened and closed calls of the observer."""
+
+    def __init__(
+        self, observer: Observer, measurer: TorchMeasurer, backward: BackwardTap, *, records: bool, kernels: bool
+    ) -> None:
+        self.observer = observer
+        self.measurer = measurer
+        self.backward = backward
+        self.records = records
+        self._kernels = kernels
+        self.names = ApiNames()
+
+    def run_sharing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        self.measurer.distrust((*args, *kwargs.values(), result))
+        return result
+
+    def run_unrecorded(self, api: Api, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if api.treatment == UNINITIALISED:
+            self.measurer.distrust((result,))
+        return result
+
+    def run_recorded(
+        self, state: ThreadState, api: Api, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        observer = self.observer
+        state.busy = True
+        call: OpenCall | None = None
+        edges = None
+        try:
+            frame = sys._getframe(2)
+            name = self.names.spelling(api, frame, args) if api.signed else api.name
+            call = observer.open_call(state, api.kind, name, frame)
+            if call.wanted:
+                for at, value in enumerate(args):
+                    observer.show(call, Role.INPUT, (at,), value)
+                for key, value in kwargs.items():
+                    observer.show(call, Role.INPUT, (key,), value)
+            follow = torch.is_grad_enabled() and observer.wants_backward(call)
+            if follow and (api.mutates or "out" in kwargs or kwargs.get("inplace")):
+                edges = self.backward.edges(args, kwargs)
+        except Exception as error:  # the hook border: recording must not disturb the program
+            observer.trouble(f"{api.kind}.{api.name}", error)
+            follow = False
+        finally:
+            state.busy = False
+        if call is None:
+            return func(*args, **kwargs)
+        sequence = _get_sequence_nr()
+        state.calls.append(call)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            observer.close_raised(call, error)
+            raise
+        finally:
+            state.calls.pop()
+        state.busy = True
+        try:
+            shown = args[0] if result is None and api.mutates and args else result
+            if call.wanted:
+                observer.show(call, Role.OUTPUT, (), shown, unread=api.treatment == UNINITIALISED)
+                observer.close_call(call)
+            if "::" in str(getattr(func, "_qualified_op_name", "")) and api.kind != "Aten":
+                self.measurer.distrust((*args, *kwargs.values()))
+            if follow:
+                self.backward.arm(call, sequence, edges, args, kwargs, shown, watch=self._kernels)
+        except Exception as error:  # the hook border
+            observer.trouble(f"{api.kind}.{api.name}", error)
+        finally:
+            state.busy = False
+        return result

@@ -1,0 +1,228 @@
+"""Watching every nn.Module call, in every thread, without a hook on any module.
+
+The code of `nn.Module.__call__` is exchanged while a capture is on. What is recorded is what the caller passed and what
+the caller got, outside of all of the user's own hooks; an exception unwinds like any other.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
+from torch.fx import _symbolic_trace as fx_trace
+from torch.nn import Module
+
+from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
+from ulpscope.frameworks.torch.backward import BackwardTap
+from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.naming import MODULE
+from ulpscope.records import Phase, Role
+
+_tracing = torch._C._get_tracing_state
+_no_functions = torch._C.DisableTorchFunction
+
+
+class ModuleNames:
+    """Paths of modules. Models given by the user first; any other is entered when it is first called."""
+
+    def __init__(self, models: Sequence[Module]) -> None:
+        self._paths: dict[int, tuple[weakref.ref[Module], str]] = {}
+        self._prefixes: set[str] = set()
+        for number, model in enumerate(models):
+            self._enter(model, str(number) if len(models) > 1 else "")
+
+    def of(self, module: Module, above: str) -> str:
+        """`layers.0.mlp`; the empty text for the root. `above` is the path of the module that called it."""
+        found = self._paths.get(id(module))
+        if found is not None and found[0]() is module:
+            return found[1]
+        name = type(module).__name__
+        prefix = f"{above}.{name}" if above else ("" if not self._prefixes else name)
+        number = 1
+        while prefix in self._prefixes:
+            number += 1
+            prefix = f"{above}.{name}_{number}" if above else f"{name}_{number}"
+        self._enter(module, prefix)
+        return self._paths[id(module)][1]
+
+    def _enter(self, model: Module, prefix: str) -> None:
+        self._prefixes.add(prefix)
+        for path, module in model.named_modules():
+            full = f"{prefix}.{path}" if prefix and path else prefix or path
+            known = self._paths.get(id(module))
+            if known is None or known[0]() is not module:
+                self._paths[id(module)] = (weakref.ref(module), full)
+
+
+class ModuleTap:
+    """Opens and closes module calls. With `records` False it only tells other calls which module they are in."""
+
+    def __init__(self, observer: Observer, backward: BackwardTap, *, models: Sequence[Module], records: bool) -> None:
+        self.observer = observer
+        self.backward = backward
+        self.names = ModuleNames(models)
+        self.outermost: Callable[[Module], None] | None = None
+        self._records = records
+        self._parameters = ParameterGradients(observer) if records else None
+        self._swap = CodeSwap(Module.__call__, self._around)  # type: ignore[arg-type]
+
+    def install(self) -> None:
+        self._swap.install()
+
+    def remove(self) -> None:
+        self._swap.remove()
+        if self._parameters is not None:
+            self._parameters.remove()
+
+    def finish_step(self) -> None:
+        if self._parameters is not None:
+            self._parameters.flush()
+
+    def _around(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        observer = self.observer
+        if not observer.active or _tracing() is not None or fx_trace._is_fx_tracing_flag:
+            return original(*args, **kwargs)
+        state = observer.state()
+        if state.busy or state.compiled or not isinstance(args[0], Module):
+            return original(*args, **kwargs)
+        module = args[0]
+        if self.outermost is not None and not state.modules:
+            self.outermost(module)
+        call: OpenCall | None = None
+        edges = None
+        follow = False
+        frame = sys._getframe(1)
+        depth = len(state.modules)
+        sequence = 0
+        state.busy = True
+        try:
+            with _no_functions():
+                path = self.names.of(module, state.modules[-1][0] if depth else "")
+                name = type(module).__name__
+                call = observer.open_call(state, MODULE, f"{path}.{name}" if path else name, frame)
+                call.wanted = call.wanted and self._records
+                if call.wanted:
+                    for at, value in enumerate(args[1:]):
+                        observer.show(call, Role.INPUT, (at,), value)
+                    for key, value in kwargs.items():
+                        observer.show(call, Role.INPUT, (key,), value)
+                    for key, value in module._parameters.items():
+                        if value is not None:
+                            observer.show(call, Role.PARAMETERS, (key,), value)
+                    if self._parameters is not None:
+                        self._parameters.watch(call, module)
+                follow = self._records and torch.is_grad_enabled() and observer.wants_backward(call)
+                if follow:
+                    edges = self.backward.edges(args[1:], kwargs, peek=True)
+                state.modules.append((path, call if call.wanted else None, frame, call.stack))
+                sequence = _get_sequence_nr()
+        except Exception as error:  # the hook border
+            observer.trouble(f"module {type(module).__name__}", error)
+        finally:
+            state.busy = False
+        if call is None:
+            return original(*args, **kwargs)
+        if call.wanted:
+            state.calls.append(call)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            observer.close_raised(call, error)
+            raise
+        finally:
+            del state.modules[depth:]
+            if call.wanted:
+                _unwind(state, call)
+        if call.wanted or follow:
+            state.busy = True
+            try:
+                with _no_functions():
+                    if call.wanted:
+                        observer.show(call, Role.OUTPUT, (), result)
+                        observer.close_call(call)
+                    if follow:
+                        self.backward.arm(call, sequence, edges, args[1:], kwargs, result)
+            except Exception as error:  # the hook border
+                observer.trouble(f"module {type(module).__name__}", error)
+            finally:
+                state.busy = False
+        return result
+
+
+def _unwind(state: ThreadState, call: OpenCall) -> None:
+    """Takes a call off the stack, and whatever was left above it by something that never ended."""
+    if call in state.calls:
+        del state.calls[state.calls.index(call) :]
+
+
+class ParameterGradients:
+    """Gradients of parameters after they were accumulated, one record per module and backward pass."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._watched: dict[int, tuple[Tensor, Any, bool]] = {}
+        self._owners: dict[int, list[tuple[str, str]]] = {}
+        self._open: dict[str, tuple[OpenCall, set[str]]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def watch(self, call: OpenCall, module: Module) -> None:
+        for key, value in module._parameters.items():
+            if value is None or not value.requires_grad or not value.is_leaf:
+                continue
+            owners = self._owners.setdefault(id(value), [])
+            if (call.name, key) in owners:
+                continue
+            owners.append((call.name, key))
+            self._sizes[call.name] = self._sizes.get(call.name, 0) + 1
+            if id(value) not in self._watched:
+                fresh = value._post_accumulate_grad_hooks is None  # type: ignore[attr-defined]
+                handle = value.register_post_accumulate_grad_hook(self._arrived)
+                self._watched[id(value)] = (value, handle, fresh)
+
+    def remove(self) -> None:
+        for value, handle, fresh in self._watched.values():
+            handle.remove()
+            if fresh and not value._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+                value._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
+        self._watched.clear()
+        self._owners.clear()
+
+    def flush(self) -> None:
+        for opened, _ in self._open.values():
+            self.observer.close_call(opened)
+        self._open.clear()
+
+    def _arrived(self, value: Tensor) -> None:
+        observer = self.observer
+        if not observer.active:
+            return
+        state = observer.state()
+        if state.busy:
+            return
+        state.busy = True
+        try:
+            with _no_functions():
+                for owner, key in self._owners.get(id(value), ()):
+                    opened, seen = self._open.get(owner, (None, set()))
+                    if opened is not None and key in seen:
+                        observer.close_call(opened)
+                        opened = None
+                    if opened is None:
+                        seen = set()
+                        opened = observer.open_call(state, MODULE, owner, None, phase=Phase.PARAMETERS_GRAD)
+                        self._open[owner] = (opened, seen)
+                    seen.add(key)
+                    if opened.wanted:
+                        observer.show(opened, Role.PARAMETERS, (key,), value.grad)
+                    if len(seen) >= self._sizes.get(owner, 0):
+                        observer.close_call(opened)
+                        del self._open[owner]
+        except Exception as error:  # the hook border
+            observer.trouble("parameter gradients", error)
+        finally:
+            state.busy = False

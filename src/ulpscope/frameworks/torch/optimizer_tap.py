@@ -1,0 +1,63 @@
+"""Watching optimizer steps through torch's own global optimizer hooks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ulpscope.frameworks.base import Observer, OpenCall
+from ulpscope.naming import OPTIMIZER
+from ulpscope.records import Phase
+
+
+class OptimizerTap:
+    """Calls inside an optimizer step get it as their parent. `after_step` is told when one has ended."""
+
+    def __init__(self, observer: Observer, after_step: Callable[[], None] | None = None) -> None:
+        self.observer = observer
+        self._after_step = after_step
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        observer = self.observer
+        if not observer.active:
+            return
+        state = observer.state()
+        if state.busy or state.compiled:
+            return
+        try:
+            state.calls[:] = [call for call in state.calls if call.kind != OPTIMIZER]
+            call = observer.open_call(state, OPTIMIZER, type(optimizer).__name__, sys._getframe(1), phase=Phase.STEP)
+            state.calls.append(call)
+        except Exception as error:  # the hook border
+            observer.trouble("optimizer step", error)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        observer = self.observer
+        if not observer.active:
+            return
+        state = observer.state()
+        opened = _last(state.calls)
+        if opened is not None:
+            del state.calls[state.calls.index(opened) :]
+            observer.close_call(opened)
+        if self._after_step is not None:
+            self._after_step()
+
+
+def _last(calls: list[OpenCall]) -> OpenCall | None:
+    return next((call for call in reversed(calls) if call.kind == OPTIMIZER), None)

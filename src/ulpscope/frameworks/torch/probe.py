@@ -1,0 +1,105 @@
+"""All taps of PyTorch together: what a session switches on and off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ulpscope.errors import CaptureError
+from ulpscope.frameworks.base import Observer, OpenCall, Sink
+from ulpscope.frameworks.torch.backward import BackwardTap
+from ulpscope.frameworks.torch.collective_tap import CollectiveTap
+from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
+from ulpscope.frameworks.torch.function_tap import CallMode, FunctionTap
+from ulpscope.frameworks.torch.module_tap import ModuleTap
+from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
+from ulpscope.frameworks.torch.summary import TorchMeasurer
+from ulpscope.frameworks.torch.threads import ThreadTap
+from ulpscope.records import Level
+
+NAME = "pytorch"
+
+
+def models_of(model: Any) -> list[Module]:
+    """One model, several, or none, as a list. Raises CaptureError for anything else."""
+    items = [] if model is None else list(model) if isinstance(model, list | tuple) else [model]
+    wrong = next((item for item in items if not isinstance(item, Module)), None)
+    if wrong is not None:
+        raise CaptureError(f"model must be a torch.nn.Module or a list of them, not {type(wrong).__name__}")
+    return items
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def watch_gradient(value: Any, then: Callable[[Any], None]) -> bool:
+    """Calls `then` with the gradient of a tensor when it arrives; False when it will have none."""
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return False
+
+    def hook(grad: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            then(grad)
+
+    value.register_hook(hook)
+    return True
+
+
+class TorchProbe:
+    """Installs the taps that a level needs, in an order in which each can be removed again."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        measurer: TorchMeasurer,
+        *,
+        level: Level,
+        models: Sequence[Module],
+        below: Callable[[OpenCall], bool] | None = None,
+        after_optimizer: Callable[[], None] | None = None,
+    ) -> None:
+        kernels = level is Level.KERNEL
+        self.backward = BackwardTap(observer)
+        self.modules = ModuleTap(observer, self.backward, models=models, records=level is not Level.OP)
+        self._functions = FunctionTap(
+            observer, measurer, self.backward, records=level is not Level.MODULE, kernels=kernels
+        )
+        self._kernels = DispatchTap(observer, measurer, below) if kernels else None
+        self._threads = ThreadTap(
+            observer,
+            lambda state: CallMode(self._functions, state),
+            (lambda state: KernelMode(self._kernels, state)) if self._kernels is not None else None,
+            self.backward.finish_pass,
+        )
+        self._collectives = CollectiveTap(observer, measurer)
+        self._optimizers = OptimizerTap(observer, after_optimizer)
+        self._installed: list[Any] = []
+
+    def install(self) -> None:
+        try:
+            for tap in (self.modules, self._collectives, self._optimizers, self._threads):
+                self._installed.append(tap)
+                tap.install()
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        while self._installed:
+            self._installed.pop().remove()
+
+    def finish_step(self) -> None:
+        """Closes everything that is still open, before a dump ends."""
+        self.backward.finish_pass()
+        self.modules.finish_step()
+        self._collectives.finish_step()
+
+
+def make_measurer(sink: Sink, **options: bool) -> TorchMeasurer:
+    return TorchMeasurer(sink, **options)

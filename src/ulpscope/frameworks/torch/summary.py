@@ -1,0 +1,263 @@
+"""Measuring tensors: which memory to read, and which values were measured already.
+
+A value is measured once: its tensor (the base of a view), place, layout and version tell. Writes that do not raise the
+version (`.data`, numpy, foreign kernels) make a memory distrusted: it is then measured each time. No operator of torch
+runs for an ordinary CPU tensor; for the odd ones it runs with every mode of the user switched off.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ulpscope import native
+from ulpscope.dtypes import DTYPES
+from ulpscope.frameworks.base import Sink
+from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch.tensors import Path, Unrecordable
+
+NONE = 0xFFFFFFFF
+_CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)}
+_UNINITIALISED = "uninitialised memory: its content means nothing"
+
+
+class _Meta:
+    """One kind of tensor: everything that follows from dtype, shape, stride and device alone."""
+
+    __slots__ = ("code", "extent", "itemsize", "layout", "nbytes", "number", "plain", "shape", "stride")
+
+    number: int
+    plain: bool
+    code: int
+    itemsize: int
+    nbytes: int
+    extent: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    layout: tuple[Any, ...]
+
+
+class TorchMeasurer:
+    """Rows for the values of one capture."""
+
+    leaf_types = frozenset({Tensor, Parameter, int, float, bool, str, type(None)})
+
+    def __init__(
+        self, sink: Sink, *, statistics: bool, checksum: bool, sketch: bool, payloads: bool, reuse: bool
+    ) -> None:
+        self._sink = sink
+        self._flags = (
+            (native.STATS if statistics else 0) | (native.CRC if checksum else 0) | (native.SKETCH if sketch else 0)
+        )
+        self._payloads = payloads
+        self._reuse = reuse
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forgets everything: numbers belong to one dump."""
+        self._metas: dict[Any, _Meta] = {}
+        self._texts: dict[str, int] = {}
+        self._scalars: dict[Any, tuple[int, int, int]] = {}
+        self._known: dict[Any, tuple[Any, int, int]] = {}
+        self._stored: dict[bytes, tuple[int, int]] = {}
+        self._distrusted: set[int] = set()
+
+    def leaves(self, value: Any) -> Iterator[tuple[Path, Any]]:
+        return tensors.leaves(value)
+
+    def row(self, value: Any) -> tuple[int, int, int]:
+        """The numbers of a value: what it is, its measure, and a text (a scalar, or why there is no measure)."""
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            try:
+                key = (kind, value.dtype, value.shape, value.stride(), value.device, value.requires_grad)
+                meta = self._metas.get(key)
+                if meta is None:
+                    meta = self._new_meta(key, value)
+                if meta.plain and not value.is_neg() and torch._C._functorch.maybe_current_level() is None:
+                    return meta.number, self._measure(value, meta), NONE
+            except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+                pass
+            return self._odd(value)
+        if isinstance(value, Tensor):
+            return self._odd(value)
+        return self._scalar(value)
+
+    def unread(self, value: Any) -> tuple[int, int, int]:
+        """A row without a measure for memory that nobody has written."""
+        if not isinstance(value, Tensor):
+            return self.row(value)
+        self.distrust((value,))
+        return (
+            self._text({"type": tensors.type_name(value), **_describe(value)}),
+            NONE,
+            self._text({"error": _UNINITIALISED}),
+        )
+
+    def distrust(self, values: Iterable[Any]) -> None:
+        """From now on the memory of these tensors is measured each time."""
+        for value in values:
+            if isinstance(value, Tensor):
+                try:
+                    self._distrusted.add(value.untyped_storage().data_ptr())
+                except (RuntimeError, NotImplementedError):
+                    continue
+
+    # --- ordinary tensors ---------------------------------------------------------------------------------------
+
+    def _measure(self, value: Tensor, meta: _Meta) -> int:
+        offset = value.storage_offset()
+        reusable = self._reuse and not value.is_inference()
+        if reusable and self._distrusted:
+            reusable = value.untyped_storage().data_ptr() not in self._distrusted
+        if reusable:
+            base = value._base
+            owner = value if base is None else base
+            place = (id(owner), offset, meta.layout)
+            version = value._version
+            known = self._known.get(place)
+            if known is not None and known[1] == version and known[0]() is owner:
+                return known[2]
+        pointer = value.data_ptr()
+        if meta.nbytes and (not pointer or value.untyped_storage().nbytes() < (offset + meta.extent) * meta.itemsize):
+            raise RuntimeError("no storage")
+        payload = None
+        if self._payloads:
+            payload = self._payload(pointer, meta)
+        number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
+        if reusable:
+            self._known[place] = (weakref.ref(owner), version, number)
+        return number
+
+    def _payload(self, pointer: int, meta: _Meta) -> tuple[int, int] | None:
+        mark = native.fingerprint(pointer, meta.itemsize, meta.shape, meta.stride)
+        payload = self._stored.get(mark)
+        if payload is None:
+            payload = self._sink.add_payload(pointer, meta.itemsize, meta.shape, meta.stride, meta.nbytes)
+            if payload is not None:
+                self._stored[mark] = payload
+        return payload
+
+    def _new_meta(self, key: Any, value: Tensor) -> _Meta:
+        meta = _Meta()
+        dtype = _CODES.get(value.dtype)
+        shape = tuple(int(size) for size in value.shape)
+        contiguous = value.is_contiguous()
+        meta.plain = dtype is not None and value.device.type == "cpu" and value.layout is torch.strided
+        meta.plain = meta.plain and not value.is_conj() and not value.is_quantized
+        meta.number = self._text({"type": tensors.type_name(value), **_describe(value)})
+        if dtype is not None:
+            meta.code, meta.itemsize = dtype.code, dtype.itemsize
+            meta.nbytes = value.numel() * dtype.itemsize
+            stride = value.stride()
+            meta.extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+            meta.shape, meta.stride = (shape, None) if contiguous else (shape, tuple(stride))
+            meta.layout = (dtype.code, value.numel()) if contiguous else (dtype.code, shape, tuple(stride))
+        self._metas[key] = meta
+        return meta
+
+    # --- everything else ----------------------------------------------------------------------------------------
+
+    def _odd(self, value: Tensor) -> tuple[int, int, int]:
+        """A tensor that is not plain CPU memory: measured through a dense copy, or not, with the reason."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+            facts: dict[str, Any] = {"type": tensors.type_name(value)}
+            try:
+                facts |= _describe(value)
+                dense, extra = dense_form(value)
+            except Exception as error:  # the hook border: whatever a foreign tensor raises becomes the reason
+                return self._text(facts), NONE, self._text({"error": f"{type(error).__name__}: {error}"[:400]})
+            if isinstance(dense, str):
+                return self._text({**facts, **extra}), NONE, self._text({"error": dense})
+            if tuple(dense.shape) != tuple(facts.get("shape", ())):
+                extra["stored_shape"] = list(dense.shape)
+            if dense.dtype != value.dtype:
+                extra["stored_dtype"] = str(dense.dtype)
+            try:
+                meta = self._new_meta(None, dense)
+                number = self._measure(dense, meta) if meta.plain else NONE
+            except RuntimeError:
+                return self._text(facts), NONE, self._text({"error": "its storage was freed"})
+            reason = NONE if meta.plain else self._text({"error": f"no statistics for {dense.dtype}"})
+            return self._text({**facts, **extra}), number, reason
+
+    def _scalar(self, value: Any) -> tuple[int, int, int]:
+        kind = type(value)
+        if kind in (int, bool, str, type(None)) or (kind is float and value == value):
+            # 0.0 and -0.0 are equal and not the same
+            key = (kind, value, str(value)) if kind is float and not value else (kind, value)
+            found = self._scalars.get(key)
+            if found is None:
+                numbers = self._text({"type": tensors.type_name(value)}), self._text({"value": tensors.scalar(value)})
+                found = self._scalars[key] = (numbers[0], NONE, numbers[1])
+            return found
+        facts = {"type": tensors.type_name(value)}
+        if isinstance(value, Unrecordable):
+            return self._text(facts), NONE, self._text({"error": value.reason})
+        plain = tensors.scalar(value)
+        return self._text(facts), NONE, NONE if plain is None else self._text({"value": plain})
+
+    def _text(self, content: Any) -> int:
+        text = json.dumps(content, ensure_ascii=True, allow_nan=False)
+        found = self._texts.get(text)
+        if found is None:
+            found = self._texts[text] = self._sink.add_string(text)
+        return found
+
+
+def _describe(value: Tensor) -> dict[str, Any]:
+    """What can be said of any tensor without reading it. Raises what a foreign tensor raises."""
+    facts: dict[str, Any] = {
+        "dtype": str(value.dtype),
+        "device": str(value.device),
+        "requires_grad": value.requires_grad,
+    }
+    facts["shape"] = [int(size) for size in value.shape]
+    if value.layout is torch.strided:
+        facts["stride"] = [int(step) for step in value.stride()]
+    else:
+        facts["layout"] = str(value.layout)
+    return facts
+
+
+def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
+    """A plain CPU tensor that stands for an odd one and what must be said of it; or a reason instead of the tensor."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return "inside a torch.func transform (vmap, grad): no memory of its own", {}
+    if torch._is_functional_tensor(value):
+        return "a functional tensor: being traced", {}
+    name = type(value).__name__
+    if name in ("FakeTensor", "FunctionalTensor"):
+        return f"a {name}: traced, not computed", {}
+    if value.is_meta:
+        return "a meta tensor: it has no data", {}
+    local = getattr(value, "_local_tensor", None)
+    if name == "DTensor" and isinstance(local, Tensor):
+        extra = {"placements": [str(item) for item in value.placements], "local_shape": list(local.shape)}  # type: ignore[attr-defined]
+        return local.detach(), extra
+    if value.is_nested:
+        parts = [part.reshape(-1) for part in value.unbind()]
+        return torch.cat(parts) if parts else value.new_empty(0), {"nested": len(parts)}
+    if value.layout in (torch.sparse_coo,):
+        return value._values().detach().contiguous(), {"nnz": int(value._nnz())}
+    if value.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        stored = value.values().detach().contiguous()
+        return stored, {"nnz": int(stored.shape[0])}
+    if value.is_mkldnn:
+        return value.to_dense(), {}
+    if value.is_quantized:
+        return value.dequantize(), {"quantized": str(value.qscheme())}
+    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(value):
+        return f"a wrapper without memory of its own ({name})", {}
+    plain = value.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if plain.device.type != "cpu":
+        plain = plain.to("cpu")
+    return plain.as_subclass(Tensor), {}

@@ -1,0 +1,139 @@
+"""Taking arguments apart into leaves, and describing leaves that are not tensors.
+
+Nothing here calls a method of an object it does not know: a user's class is named, never asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ulpscope.records import PathStep
+
+MAX_DEPTH = 32
+# A longer list of plain numbers is one value: a thousand token ids are not a thousand rows.
+MAX_SCALARS = 64
+_MAX_TEXT = 2000
+_SCALARS = (bool, int, float, str, complex, type(None))
+Path = tuple[PathStep, ...]
+
+
+def leaves(value: Any) -> Iterator[tuple[Path, Any]]:
+    """Every leaf of nested containers with its path: positions of sequences, keys of mappings, names of fields."""
+    kind = type(value)
+    if kind is Tensor or kind in _SCALARS:
+        yield (), value
+    else:
+        yield from _walk(value, (), ())
+
+
+def _walk(value: Any, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
+    items = None if isinstance(value, Tensor) else _items(value)
+    if items is None:
+        yield path, value
+    elif id(value) in above or len(above) >= MAX_DEPTH:
+        yield path, Unrecordable(type(value).__name__, "nested in itself, or deeper than 32 levels")
+    elif not items or (len(items) > MAX_SCALARS and all(type(item) in _SCALARS for _, item in items)):
+        yield path, value
+    else:
+        for step, item in items:
+            yield from _walk(item, (*path, step), (*above, id(value)))
+
+
+def _items(value: Any) -> list[tuple[PathStep, Any]] | None:
+    kind = type(value)
+    if kind in _SCALARS or isinstance(value, str | bytes | torch.Size):
+        return None
+    if isinstance(value, Mapping):
+        return (
+            [(key if isinstance(key, str) else _key_text(key), item) for key, item in dict.items(value)]
+            if isinstance(value, dict)
+            else None
+        )
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return list(enumerate(tuple.__iter__(value)))
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [
+            (field.name, value.__dict__[field.name])
+            for field in dataclasses.fields(value)
+            if field.name in getattr(value, "__dict__", {})
+        ]
+    return None
+
+
+def _key_text(key: Any) -> str:
+    if isinstance(key, enum.Enum):
+        return f"{type(key).__name__}.{key.name}"
+    return repr(key) if type(key) in (*_SCALARS, tuple) else type(key).__name__
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unrecordable:
+    """Stands for a value that could not be taken, and says why."""
+
+    type: str
+    reason: str
+
+
+def type_name(value: Any) -> str:
+    """`torch.Tensor`, `int`, `NoneType`, `package.Class`."""
+    kind = type(value)
+    if isinstance(value, Unrecordable):
+        return value.type
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    if kind is Tensor or kind is torch.nn.Parameter:
+        return "torch.Tensor"
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def scalar(value: Any) -> Any:
+    """A JSON form of a plain value, exact for numbers; None where only the type can be told."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else repr(value)
+    if kind in (bool, int, type(None)):
+        return value if kind is not int or abs(value) < 1 << 63 else str(value)
+    if kind is str:
+        return value if len(value) <= _MAX_TEXT else value[:_MAX_TEXT] + f"... ({len(value)} characters)"
+    if kind is complex:
+        return [scalar(value.real), scalar(value.imag)]
+    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
+        return str(value)
+    if isinstance(value, torch.Size | list | tuple) and all(type(item) in _SCALARS for item in value):
+        return [scalar(item) for item in value]
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return [scalar(part) if type(part) in _SCALARS else type(part).__name__ for part in parts]
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, np.generic):
+        return repr(value.item()) if value.dtype.kind not in "biuf" else scalar(value.item())
+    if isinstance(value, np.ndarray):
+        return {"dtype": str(value.dtype), "shape": list(value.shape)}
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return str(value)
+    if kind.__name__ in ("ReduceOp", "RedOpType"):
+        return str(value)
+    if kind.__name__ == "ProcessGroup":
+        return process_group(value)
+    if value is Ellipsis:
+        return "..."
+    return None
+
+
+def process_group(group: Any) -> dict[str, Any] | None:
+    """The ranks of a process group."""
+    try:
+        return {"group_ranks": torch.distributed.get_process_group_ranks(group), "group_id": group.group_name}
+    except (RuntimeError, ValueError, AttributeError, KeyError):
+        return None

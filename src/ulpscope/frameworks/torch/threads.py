@@ -1,0 +1,189 @@
+"""Putting the modes on every thread, and taking them off while a compiled region runs.
+
+A mode belongs to one thread. The thread that starts a capture gets it at once, a thread that begins later when it
+begins, an older one when it first calls a module. Dynamo would trace a mode, or compile anew because of it; so the modes
+are off while its callback is set, and a compiled region is recorded at its boundary.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ulpscope.frameworks.base import Observer, ThreadState
+from ulpscope.frameworks.torch.codeswap import CodeSwap
+
+MakeMode = Callable[[ThreadState], Any]
+
+
+class ThreadTap:
+    """Owns the modes of all threads of one capture."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        make_function_mode: MakeMode,
+        make_dispatch_mode: MakeMode | None,
+        after_backward: Callable[[], None],
+    ) -> None:
+        self.observer = observer
+        self._after_backward = after_backward
+        self._make_function_mode = make_function_mode
+        self._make_dispatch_mode = make_dispatch_mode
+        self._swaps: list[CodeSwap] = []
+        self._has_torch_function: Any = None
+        self._dynamo: tuple[Any, Callable[[Any], Any]] | None = None
+
+    def install(self) -> None:
+        self._swaps = [
+            CodeSwap(threading.Thread._bootstrap_inner, self._new_thread),  # type: ignore[attr-defined]
+            CodeSwap(torch.compile, self._compile),  # type: ignore[arg-type]
+            CodeSwap(torch.autograd.graph._engine_run_backward, self._run_engine),  # type: ignore[arg-type]
+        ]
+        self._watch_dynamo()
+        for swap in self._swaps:
+            swap.install()
+        self._hide_from_fast_paths()
+        self.enter(self.observer.state())
+
+    def remove(self) -> None:
+        for swap in self._swaps:
+            swap.remove()
+        self._swaps = []
+        if self._dynamo is not None:
+            dynamo, original = self._dynamo
+            dynamo._maybe_set_eval_frame = original
+            self._dynamo = None
+        if self._has_torch_function is not None:
+            torch.overrides.has_torch_function = self._has_torch_function
+            self._has_torch_function = None
+        self.leave(self.observer.state())
+
+    def enter(self, state: ThreadState) -> None:
+        """Puts this thread's modes below those of the user, so that his `with` blocks end as they began."""
+        if state.mode is None:
+            kernel = self._make_dispatch_mode(state) if self._make_dispatch_mode is not None else None
+            state.mode = (self._make_function_mode(state), kernel)
+            self._on(state)
+
+    def leave(self, state: ThreadState) -> None:
+        if state.mode is not None:
+            self._off(state)
+            state.mode = None
+
+    def _on(self, state: ThreadState) -> None:
+        function, kernel = state.mode
+        _insert_function_mode(function)
+        if kernel is not None:
+            kernel.__enter__()
+
+    def _off(self, state: ThreadState) -> None:
+        function, kernel = state.mode
+        _remove_function_mode(function)
+        if kernel is not None:
+            _remove_dispatch_mode(kernel)
+
+    def _new_thread(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.observer.active:
+            self.enter(self.observer.state())
+        return original(*args, **kwargs)
+
+    def _run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A backward pass: torch took the mode off to run `Tensor.backward`; Python inside the pass must be seen."""
+        state = self.observer.state()
+        mode = state.mode[0] if state.mode is not None and self.observer.active and not state.compiled else None
+        try:
+            if mode is None or _is_on(mode):
+                return original(*args, **kwargs)
+            with mode:
+                return original(*args, **kwargs)
+        finally:
+            self._after_backward()
+
+    def _watch_dynamo(self) -> None:
+        """Dynamo is heavy to import: it is watched where it is loaded already, else as soon as torch.compile loads it."""
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if dynamo is not None and self._dynamo is None:
+            self._dynamo = (dynamo, dynamo._maybe_set_eval_frame)
+            dynamo._maybe_set_eval_frame = self._set_eval_frame
+
+    def _compile(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
+        if self.observer.active:
+            self._watch_dynamo()
+        return result
+
+    def _set_eval_frame(self, callback: Any) -> Any:
+        state = self.observer.state()
+        compiling = callback is not None and callback is not False
+        if state.mode is not None and compiling != bool(state.compiled):
+            if compiling:
+                self._off(state)
+                self.observer.note("a compiled region (torch.compile) is recorded at its boundary only")
+            else:
+                self._on(state)
+            state.compiled = int(compiling)
+        return self._dynamo[1](callback) if self._dynamo is not None else callback
+
+    def _hide_from_fast_paths(self) -> None:
+        """torch's attention layers leave their fast path when any function mode is on; ours must not count."""
+        original = self._has_torch_function = torch.overrides.has_torch_function
+        mode_count = torch._C._len_torch_function_stack
+        state_of = self.observer.state
+        reference = weakref.ref(self)
+
+        def has_torch_function(relevant_args: Any) -> bool:
+            tap = reference()
+            if tap is None or state_of().mode is None or mode_count() > 1:
+                return bool(original(relevant_args))
+            mode = torch._C._pop_torch_function_stack() if mode_count() else None
+            try:
+                return bool(original(relevant_args))
+            finally:
+                if mode is not None:
+                    torch._C._push_on_torch_function_stack(mode)
+
+        torch.overrides.has_torch_function = has_torch_function
+
+
+def _insert_function_mode(mode: TorchFunctionMode) -> None:
+    above = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    torch._C._push_on_torch_function_stack(mode)
+    for other in reversed(above):
+        torch._C._push_on_torch_function_stack(other)
+
+
+def _is_on(mode: TorchFunctionMode) -> bool:
+    count = torch._C._len_torch_function_stack()
+    return any(torch._C._get_function_stack_at(place) is mode for place in range(count))
+
+
+def _remove_function_mode(mode: TorchFunctionMode) -> None:
+    kept = []
+    for _ in range(torch._C._len_torch_function_stack()):
+        other = torch._C._pop_torch_function_stack()
+        if other is mode:
+            break
+        kept.append(other)
+    for other in reversed(kept):
+        torch._C._push_on_torch_function_stack(other)
+
+
+def _remove_dispatch_mode(mode: TorchDispatchMode) -> None:
+    from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+    kept = []
+    while torch._C._len_torch_dispatch_stack():
+        other = _pop_mode()
+        if other is mode:
+            break
+        kept.append(other)
+    for other in reversed(kept):
+        _push_mode(other)

@@ -1,0 +1,54 @@
+"""Text forms of calls and slots, as the seeds spell them, and back.
+
+    Functional.conv2d.1.forward      kind.name.index.phase         (APIs, kernels)
+    Module.layer1.0.Conv2d.forward.0 kind.name.phase.index         (modules)
+    Optimizer.SGD.step.0             kind.name.phase.index         (optimizer steps)
+    x.0.debug                        name.index.debug              (single saved values)
+    input.0, input.mask, output.0.1, parameters.weight             (slots)
+
+A repeated backward of the same call carries `~1`, `~2` behind its name.
+"""
+
+from __future__ import annotations
+
+from ulpscope.records import CallId, Phase, Role, Slot
+
+MODULE = "Module"
+OPTIMIZER = "Optimizer"
+SAVED = "Saved"
+_INDEX_LAST = frozenset({MODULE, OPTIMIZER})
+_PHASES = {phase.value: phase for phase in Phase}
+
+
+def call_text(call: CallId) -> str:
+    """The full name of a call."""
+    again = f"~{call.again}" if call.again else ""
+    if call.kind in _INDEX_LAST:
+        return f"{call.kind}.{call.name}.{call.phase.value}.{call.index}{again}"
+    if call.kind == SAVED:
+        return f"{call.name}.{call.index}.{call.phase.value}{again}"
+    return f"{call.kind}.{call.name}.{call.index}.{call.phase.value}{again}"
+
+
+def parse_call(text: str) -> CallId:
+    """The call a full name stands for. Raises ValueError when the text is not a full name."""
+    body, tilde, repeat = text.partition("~")
+    parts = body.split(".")
+    again = int(repeat) if tilde else 0
+    if len(parts) >= 4 and parts[0] in _INDEX_LAST and parts[-1].isdigit() and parts[-2] in _PHASES:
+        return CallId(parts[0], ".".join(parts[1:-2]), int(parts[-1]), _PHASES[parts[-2]], again)
+    if len(parts) >= 3 and parts[-1] == Phase.DEBUG.value and parts[-2].isdigit():
+        return CallId(SAVED, ".".join(parts[:-2]), int(parts[-2]), Phase.DEBUG, again)
+    if len(parts) >= 4 and parts[-1] in _PHASES and parts[-2].isdigit():
+        return CallId(parts[0], ".".join(parts[1:-2]), int(parts[-2]), _PHASES[parts[-1]], again)
+    raise ValueError(f"{text!r} is not the name of a call; a name looks like Functional.conv2d.0.forward")
+
+
+def slot_text(slot: Slot) -> str:
+    """`input.0`, `output.0.1`, `parameters.weight`."""
+    return ".".join([slot.role.value, *(str(step) for step in slot.path)])
+
+
+def slot_from(role: str, path: list[str | int]) -> Slot:
+    """A slot from its stored parts."""
+    return Slot(Role(role), tuple(path))

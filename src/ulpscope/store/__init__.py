@@ -1,0 +1,1 @@
+"""Dumps on disk: append-only writing, reading that never executes anything. Knows no framework."""

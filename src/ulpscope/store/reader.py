@@ -1,0 +1,356 @@
+"""Reading a native dump: numpy over its tables, JSON for its strings. Nothing in a dump is ever executed."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ulpscope import native
+from ulpscope.dtypes import Array, bits_from, dtype_named, values_from
+from ulpscope.errors import DumpError, did_you_mean
+from ulpscope.naming import call_text, parse_call
+from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Value
+from ulpscope.store import layout
+from ulpscope.store.ring import left_in
+from ulpscope.store.tables import CALL, FRAME, FRAME_MAGIC, NONE32, NONE64, PHASES, RAISED, RECOMPUTED, VALUE
+
+_STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
+
+
+class Dump:
+    """One step of one rank, as it lies on disk. Open it with `open_dump`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = _read_manifest(self.folder)
+        tables = [_read_file(self.folder / name) for name in layout.TABLES]
+        self.recovered = _replay_journal(self.folder, tables)
+        strings, measures, sketches, values, calls = tables
+        self._lines = bytes(strings).split(b"\n")
+        if self._lines and (self._lines[-1] == b"" or len(strings) == 0):
+            self._lines.pop()
+        self._measures = _rows(measures, native.ROW)
+        self._sketches = bytes(sketches)
+        self._values = _rows(values, VALUE)
+        self._calls = _rows(calls, CALL)
+        self._parsed: dict[int, Any] = {}
+        self._order = np.argsort(self._calls["seq"], kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __repr__(self) -> str:
+        return f"Dump({str(self.folder)!r}, {len(self)} calls, {self.ending})"
+
+    @property
+    def ending(self) -> str:
+        """How the dump ends: "complete", or why not."""
+        if self.manifest.state == "complete":
+            return "complete"
+        if self.manifest.state == "open":
+            last = f"; the last finished call is {call_text(self._id(self._calls[-1]))}" if len(self) else ""
+            return f"the process ended, or is still running, before the step was closed{last}"
+        return self.manifest.notes[-1] if self.manifest.notes else self.manifest.state
+
+    def calls(self) -> Iterator[CallRecord]:
+        """Every call in execution order."""
+        for row in self._order:
+            yield self._record(int(row))
+
+    def ids(self) -> list[CallId]:
+        """The names of all calls in execution order."""
+        return [self._id(self._calls[row]) for row in self._order]
+
+    def call(self, which: CallId | str) -> CallRecord:
+        """One call by its name. Raises DumpError naming the nearest one when there is no such call."""
+        name = which if isinstance(which, CallId) else _parsed_name(which)
+        row = self._by_id.get(name)
+        if row is None:
+            raise DumpError(
+                f"{self.folder} has no call {call_text(name)}.{did_you_mean(call_text(name), map(call_text, self._by_id))}"
+            )
+        return self._record(row)
+
+    def by_seq(self, seq: int) -> CallRecord | None:
+        """The call with this execution number, if it was recorded."""
+        row = self._by_seq.get(seq)
+        return None if row is None else self._record(row)
+
+    def parent(self, call: CallRecord) -> CallId | None:
+        """Who called it: for a backward call, the backward of the forward call's parent."""
+        above = None if call.parent is None else self._by_seq.get(call.parent)
+        if above is None:
+            return None
+        found = self._id(self._calls[above])
+        return found if call.origin is None else CallId(found.kind, found.name, found.index, call.id.phase)
+
+    def stack(self, call: CallRecord) -> list[Frame]:
+        """The Python stack of a call, innermost frame first."""
+        frames: list[Frame] = []
+        number = call.stack
+        while number is not None and len(frames) < 10_000:
+            entry = self._string(number)
+            try:
+                frames += [Frame(*row) for row in entry["frames"]]
+                parent = entry["parent"]
+            except (TypeError, KeyError) as error:
+                raise DumpError(f"{self.folder / layout.STRINGS}: entry {number} is not a stack") from error
+            if parent is not None and parent >= number:
+                raise DumpError(f"{self.folder / layout.STRINGS}: stack {number} points forward")
+            number = parent
+        return frames
+
+    def load(self, value: Value) -> Array:
+        """The elements of a recorded tensor; bfloat16 and float8 come exactly as float32."""
+        dtype, raw, shape = self._raw(value)
+        return values_from(raw, dtype, shape)
+
+    def load_bits(self, value: Value) -> Array:
+        """The exact bits of a recorded tensor."""
+        dtype, raw, shape = self._raw(value)
+        return bits_from(raw, dtype, shape)
+
+    def sketch(self, value: Value) -> NDArray[np.float32] | None:
+        """The sketch of a recorded tensor, for `native.sketch_relative_l2`; None when there is none."""
+        if value.measure is None:
+            return None
+        row = self._measures[value.measure]
+        start, size = int(row["sketch_offset"]), int(row["sketch_len"]) * 4
+        if not size or start + size > len(self._sketches):
+            return None
+        return np.frombuffer(self._sketches, dtype="<f4", count=size // 4, offset=start)
+
+    # --- rows into records --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _by_id(self) -> dict[CallId, int]:
+        return {self._id(self._calls[row]): int(row) for row in reversed(self._order)}
+
+    @cached_property
+    def _by_seq(self) -> dict[int, int]:
+        return {int(seq): row for row, seq in enumerate(self._calls["seq"])}
+
+    def _id(self, row: Any) -> CallId:
+        phase = int(row["phase"])
+        if phase >= len(PHASES):
+            raise DumpError(f"{self.folder / layout.CALLS}: phase {phase} is unknown; the file is damaged")
+        return CallId(
+            str(self._string(int(row["kind"]))),
+            str(self._string(int(row["name"]))),
+            int(row["index"]),
+            PHASES[phase],
+            int(row["again"]),
+        )
+
+    def _record(self, number: int) -> CallRecord:
+        row = self._calls[number]
+        first, count = int(row["first_value"]), int(row["values"])
+        if first + count > len(self._values):
+            raise DumpError(f"{self.folder / layout.VALUES}: values of call {number} are missing; the file is cut")
+        flags = int(row["flags"])
+        return CallRecord(
+            id=self._id(row),
+            seq=int(row["seq"]),
+            parent=_number(row["parent"], NONE64),
+            origin=_number(row["origin"], NONE64),
+            module=str(self._string(int(row["module"]))) if row["module"] != NONE32 else "",
+            values=tuple(self._value(self._values[at]) for at in range(first, first + count)),
+            stack=_number(row["stack"], NONE32),
+            thread=int(row["thread"]),
+            recomputed=bool(flags & RECOMPUTED),
+            error=str(self._string(int(row["note"]))) if flags & RAISED and row["note"] != NONE32 else None,
+        )
+
+    def _value(self, row: Any) -> Value:
+        slot, meta = self._string(int(row["slot"])), self._string(int(row["meta"]))
+        text = self._string(int(row["text"])) if row["text"] != NONE32 else {}
+        try:
+            place = Slot(Role(slot[0]), tuple(slot[1:]))
+            shape, stride = meta.get("shape"), meta.get("stride")
+            known = {key: meta[key] for key in ("dtype", "device", "requires_grad") if key in meta}
+            extra = {key: item for key, item in meta.items() if key not in _META and key not in known}
+            extra |= text.get("extra", {})
+            measured = {} if row["measure"] == NONE32 else self._measured(int(row["measure"]))
+            return Value(
+                slot=place,
+                type=meta["type"],
+                shape=None if shape is None else tuple(shape),
+                stride=None if stride is None else tuple(stride),
+                scalar=text.get("value"),
+                error=text.get("error"),
+                extra=extra,
+                **known,
+                **measured,
+            )
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
+            raise DumpError(f"{self.folder / layout.VALUES}: a value is damaged ({error})") from error
+
+    def _measured(self, number: int) -> dict[str, Any]:
+        if number >= len(self._measures):
+            raise DumpError(f"{self.folder / layout.MEASURES}: measure {number} is missing; the file is cut")
+        row = self._measures[number]
+        kind = int(row["kind"])
+        found: dict[str, Any] = {"measure": number}
+        if kind & _STATS:
+            found["stats"] = Stats(
+                int(row["numel"]),
+                _extreme(int(row["max_bits"]), kind),
+                _extreme(int(row["min_bits"]), kind),
+                float(row["sum"]),
+                float(row["norm"]),
+                int(row["nan"]),
+                int(row["posinf"]),
+                int(row["neginf"]),
+                int(row["zero"]),
+            )
+        if kind & _CRC:
+            found["checksum"] = int(row["crc"])
+        if int(row["payload_offset"]) != NONE64:
+            found["payload"] = Payload(int(row["payload_offset"]), int(row["payload_nbytes"]))
+        return found
+
+    def _string(self, number: int) -> Any:
+        found = self._parsed.get(number, self)
+        if found is self:
+            try:
+                found = self._parsed[number] = json.loads(self._lines[number])
+            except (IndexError, ValueError, RecursionError) as error:
+                raise DumpError(f"{self.folder / layout.STRINGS}: entry {number} is missing or damaged") from error
+        return found
+
+    # --- payloads -----------------------------------------------------------------------------------------------
+
+    def _raw(self, value: Value) -> tuple[Any, memoryview, tuple[int, ...]]:
+        if value.payload is None or value.dtype is None or value.shape is None:
+            raise DumpError("this value was recorded without its elements; capture with tensors=True (--tensors)")
+        dtype = dtype_named(str(value.extra.get("stored_dtype", value.dtype)))
+        shape = tuple(value.extra.get("stored_shape", value.shape))
+        start, nbytes = value.payload.offset, value.payload.nbytes
+        if any(size < 0 for size in shape) or nbytes != dtype.itemsize * int(np.prod(shape, dtype=object)):
+            raise DumpError(
+                f"{self.folder / layout.PAYLOAD}: {nbytes} bytes do not make a {dtype.name} of shape {shape}"
+            )
+        data = self._payload_bytes(start, nbytes)
+        return dtype, data, shape
+
+    def _payload_bytes(self, start: int, nbytes: int) -> memoryview:
+        stored = self._payload_file
+        end = start + nbytes
+        if end <= len(stored):
+            return stored[start:end]
+        base, tail = self._payload_tail
+        if base <= len(stored) and end <= base + len(tail):
+            head = bytes(stored[start : min(end, base)])
+            return memoryview(head + tail[max(0, start - base) : end - base])
+        raise DumpError(f"{self.folder / layout.PAYLOAD} ends before byte {end}: the file is cut")
+
+    @cached_property
+    def _payload_file(self) -> memoryview:
+        path = self.folder / layout.PAYLOAD
+        if path.is_symlink() or not path.is_file() or not path.stat().st_size:
+            return memoryview(b"")
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    @cached_property
+    def _payload_tail(self) -> tuple[int, bytes]:
+        path = self.folder / layout.PAYLOAD_JOURNAL
+        return left_in(path) if path.is_file() and not path.is_symlink() else (0, b"")
+
+
+_META = frozenset({"type", "shape", "stride"})
+
+
+def open_dump(path: str | Path, *, step: int | None = None, rank: int | None = None) -> Dump:
+    """The dump at a path: a rank folder, a file in it, a step or a whole run (then the first step and rank, or the asked)."""
+    places = [
+        place for place in layout.find_places(Path(path)) if step in (None, place.step) and rank in (None, place.rank)
+    ]
+    if not places:
+        asked = "".join(f", {word} {number}" for word, number in (("step", step), ("rank", rank)) if number is not None)
+        raise DumpError(f"{path} holds no dump{asked}; a dump is a folder step0/rank0 with a {layout.MANIFEST}")
+    return Dump(places[0].folder)
+
+
+def open_run(path: str | Path) -> list[Dump]:
+    """Every dump of a run, by step and rank."""
+    return [Dump(place.folder) for place in layout.find_places(Path(path))]
+
+
+def _parsed_name(text: str) -> CallId:
+    try:
+        return parse_call(text)
+    except ValueError as error:
+        raise DumpError(str(error)) from None
+
+
+def _number(field: Any, none: int) -> int | None:
+    return None if int(field) == none else int(field)
+
+
+def _extreme(bits: int, kind: int) -> float | int:
+    if kind & _UNSIGNED:
+        return bits
+    raw = bits.to_bytes(8, "little")
+    return int.from_bytes(raw, "little", signed=True) if kind & _SIGNED else float(struct.unpack("<d", raw)[0])
+
+
+def _rows(data: bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.frombuffer(data, dtype=dtype, count=len(data) // dtype.itemsize)
+
+
+def _read_file(path: Path) -> bytearray:
+    if path.is_symlink():
+        raise DumpError(f"{path} is a symbolic link; a dump holds plain files only")
+    try:
+        return bytearray(path.read_bytes())
+    except FileNotFoundError:
+        return bytearray()
+    except OSError as error:
+        raise DumpError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / layout.MANIFEST
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        found = Manifest(**{key: raw[key] for key in Manifest.__dataclass_fields__ if key in raw})
+    except FileNotFoundError:
+        raise DumpError(f"{folder} is not a dump: it has no {layout.MANIFEST}") from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise DumpError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found.format, int) or found.format > layout.FORMAT_VERSION:
+        raise DumpError(
+            f"{path} has format {found.format}, this ulpscope reads up to {layout.FORMAT_VERSION}; upgrade ulpscope to read it"
+        )
+    return found
+
+
+def _replay_journal(folder: Path, tables: list[bytearray]) -> int:
+    """Puts what a killed process left in its journal into the tables; returns how many frames that were."""
+    path = folder / layout.JOURNAL
+    if not path.is_file() or path.is_symlink():
+        return 0
+    _, data = left_in(path)
+    at = frames = 0
+    while len(data) - at >= FRAME.size:
+        magic, length, *rest = FRAME.unpack_from(data, at)
+        cut, end = at + FRAME.size, at + FRAME.size + length
+        if magic != FRAME_MAGIC or end > len(data) or sum(rest[5:]) != length:
+            break
+        for table, start, size in zip(tables, rest[:5], rest[5:], strict=True):
+            if start > len(table):
+                return frames
+            table[start : start + size] = data[cut : cut + size]
+            cut += size
+        frames += 1
+        at = end
+    return frames

@@ -1,0 +1,143 @@
+"""A bounded queue of bytes in a shared file mapping: what was put survives the process, even SIGKILL.
+
+The training thread copies bytes in and makes no system call; the writer thread takes them out to their files.
+After a kill the file still holds every byte that was put and not yet taken. One process only: a forked child
+shares the mapping and must not touch it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import struct
+from pathlib import Path
+
+MAGIC = b"ulpring1"
+HEADER = struct.Struct("<8sQQQ")
+DATA = 4096
+_COUNTS = struct.Struct("<Q")
+_HEAD, _TAKEN = 16, 24
+
+
+class Ring:
+    """`head` counts bytes put since the start, `taken` bytes that have reached their file."""
+
+    def __init__(self, path: Path, capacity: int) -> None:
+        self.path = path
+        self.capacity = capacity
+        self.head = 0
+        self.taken = 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(path, flags, 0o640)
+        try:
+            _reserve(descriptor, DATA + capacity)
+            self._map = mmap.mmap(descriptor, DATA + capacity)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        self.view = memoryview(self._map)
+        self._write_header()
+
+    def free(self) -> int:
+        return self.capacity - (self.head - self.taken)
+
+    def waiting(self) -> int:
+        return self.head - self.taken
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Appends bytes; the caller has checked that they fit."""
+        size = len(data)
+        at = self.head % self.capacity
+        first = min(size, self.capacity - at)
+        self._map[DATA + at : DATA + at + first] = data[:first]
+        if first < size:
+            self._map[DATA : DATA + size - first] = data[first:]
+        self.advance(size)
+
+    def space(self, limit: int) -> memoryview:
+        """The next writable stretch, at most `limit` bytes and not across the end of the ring."""
+        at = self.head % self.capacity
+        size = min(limit, self.capacity - at, self.free())
+        return self.view[DATA + at : DATA + at + size]
+
+    def advance(self, size: int) -> None:
+        """Publishes `size` bytes written through `space`."""
+        self.head += size
+        _COUNTS.pack_into(self._map, _HEAD, self.head)
+
+    def stretch(self, limit: int) -> memoryview:
+        """The oldest bytes not yet taken, at most `limit` and not across the end of the ring."""
+        at = self.taken % self.capacity
+        size = min(limit, self.capacity - at, self.waiting())
+        return self.view[DATA + at : DATA + at + size]
+
+    def take(self, size: int) -> None:
+        """Marks `size` bytes as safe in their file."""
+        self.taken += size
+        _COUNTS.pack_into(self._map, _TAKEN, self.taken)
+
+    def restart(self, path: Path) -> None:
+        """Moves the empty ring beside the next dump."""
+        self.path.replace(path)
+        self.path = path
+        self.head = self.taken = 0
+        self._write_header()
+
+    def park(self, path: Path) -> None:
+        """Moves the empty ring out of a finished dump."""
+        with contextlib.suppress(OSError):
+            self.path.replace(path)
+            self.path = path
+
+    def close(self, *, keep: bool) -> None:
+        """Unmaps; the file stays only when it still holds what did not reach its place."""
+        self.view.release()
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        if not keep:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+
+    def _write_header(self) -> None:
+        HEADER.pack_into(self._map, 0, MAGIC, self.capacity, self.head, self.taken)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Takes the blocks now: a mapping over a hole would meet a full disk with a signal instead of an error."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+    block = bytes(1 << 20)
+    for start in range(0, size, len(block)):
+        os.pwrite(descriptor, block[: min(len(block), size - start)], start)
+
+
+def left_in(path: Path) -> tuple[int, bytes]:
+    """What a ring file still holds: the stream position of its first byte, and the bytes. Retries while it moves."""
+    for _ in range(8):
+        with path.open("rb") as file:
+            before = file.read(HEADER.size)
+            if len(before) < HEADER.size or before[:8] != MAGIC:
+                return 0, b""
+            _, capacity, head, taken = HEADER.unpack(before)
+            if not 0 < capacity <= path.stat().st_size - DATA or not 0 <= head - taken <= capacity:
+                return 0, b""
+            at, size = taken % capacity, head - taken
+            file.seek(DATA + at)
+            data = file.read(min(size, capacity - at))
+            if len(data) < size:
+                file.seek(DATA)
+                data += file.read(size - len(data))
+            file.seek(0)
+            now = HEADER.unpack(file.read(HEADER.size))
+        if now[3] == taken:
+            return taken, data
+    return taken, data

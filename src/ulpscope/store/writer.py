@@ -1,0 +1,384 @@
+"""Writing a dump. The training thread only copies into rings; one thread of ours moves them into the files.
+
+A finished call is one frame in the journal ring: its new strings, measures, sketches, values and its row, with the
+place of each in its table. The writer thread puts them there. After a kill the reader replays the frames that are
+left in the ring; doing a frame twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ulpscope import native
+from ulpscope.errors import CaptureError
+from ulpscope.store import layout
+from ulpscope.store.ring import Ring
+from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, NONE64, VALUE_BYTES
+
+log = logging.getLogger(__name__)
+
+JOURNAL_BYTES = 8 << 20
+ALIGN = 64
+_BLOCK = 4096
+_CHUNK = 4 << 20
+
+
+class DumpWriter:
+    """Writes the dumps of one process, one step after the other. `failure` is set once when it must give up."""
+
+    def __init__(self, *, payload_bytes: int = 0) -> None:
+        self.failure: str | None = None
+        self.journal: Ring | None = None
+        self.payloads: Ring | None = None
+        self.on_failure: Callable[[str], None] = log.warning
+        self._payload_bytes = payload_bytes
+        self._lock = threading.Lock()
+        self._drain_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._files: list[int] = []
+        self._payload_file = self._direct_file = -1
+        self._folder: Path | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sizes = [0, 0, 0, 0, 0]
+        self._string_count = 0
+        self._measure_count = 0
+        self._strings: list[bytes] = []
+        self._measures: list[bytes] = []
+        self._sketches: list[bytes] = []
+        self._sketch_size = 0
+        self._payload_size = 0
+        self._calls = 0
+
+    # --- one step -----------------------------------------------------------------------------------------------
+
+    def open(self, folder: Path, manifest: dict[str, Any]) -> None:
+        """Starts a dump in a new folder. Raises CaptureError with what to do when that cannot be."""
+        self._reset()
+        try:
+            folder.mkdir(parents=True)
+            layout.write_json(folder / layout.MANIFEST, manifest)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+            self._files = [os.open(folder / name, flags, 0o640) for name in layout.TABLES]
+            self.journal = self._ring(self.journal, folder / layout.JOURNAL, JOURNAL_BYTES)
+            if self._payload_bytes:
+                self.payloads = self._ring(self.payloads, folder / layout.PAYLOAD_JOURNAL, self._payload_bytes)
+                self._payload_file = os.open(folder / layout.PAYLOAD, flags, 0o640)
+                with contextlib.suppress(OSError, AttributeError):
+                    self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
+        except FileExistsError as error:
+            raise CaptureError(
+                f"{error.filename} exists already: an earlier capture lies there and is never mixed with a new one; "
+                "choose another folder, or ask for it to be replaced (overwrite=True, --overwrite)"
+            ) from None
+        except OSError as error:
+            raise CaptureError(f"cannot write into {folder}: {error.strerror} ({error.filename})") from error
+        self._folder = folder
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ulpscope-writer", daemon=True)
+            self._thread.start()
+
+    def close(self, manifest: dict[str, Any]) -> None:
+        """Ends the dump: everything in its files, the manifest last."""
+        if self._folder is None:
+            return
+        folder, self._folder = self._folder, None
+        with self._lock:
+            if self._strings or self._measures:
+                self._commit(b"", b"")
+        self._drain(everything=True)
+        if self.failure:
+            manifest = {**manifest, "state": "incomplete", "notes": [*manifest.get("notes", []), self.failure]}
+        elif self._payload_file >= 0:
+            os.ftruncate(self._payload_file, self._payload_size)
+        for descriptor in (*self._files, self._payload_file, self._direct_file):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._files, self._payload_file, self._direct_file = [], -1, -1
+        for ring in (self.journal, self.payloads):
+            if ring is not None and not ring.waiting():
+                # Between two steps the empty ring waits in the run folder: a finished dump holds no journal.
+                ring.park(folder.parent.parent / f".{folder.name}.{os.getpid()}.{ring.path.name}")
+        try:
+            layout.write_json(folder / layout.MANIFEST, manifest)
+        except OSError as error:
+            self._fail(f"could not finish {folder / layout.MANIFEST}: {error.strerror}")
+
+    def flush(self, manifest: dict[str, Any]) -> None:
+        """Brings the dump into a state that reads as complete; more calls may follow."""
+        folder = self._folder
+        if folder is None:
+            return
+        self._drain(everything=True)
+        try:
+            layout.write_json(
+                folder / layout.MANIFEST, manifest if not self.failure else {**manifest, "state": "incomplete"}
+            )
+        except OSError as error:
+            self._fail(f"could not write {folder / layout.MANIFEST}: {error.strerror}")
+
+    @property
+    def is_open(self) -> bool:
+        return self._folder is not None
+
+    def shutdown(self) -> None:
+        """Gives back the rings and the thread. The writer is of no use afterwards."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+        for ring in (self.journal, self.payloads):
+            if ring is not None:
+                ring.close(keep=ring.waiting() > 0)
+        self.journal = self.payloads = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"calls": self._calls, "measures": self._measure_count, "payload_bytes": self._payload_size}
+
+    # --- what the recorder calls --------------------------------------------------------------------------------
+
+    def add_string(self, json_text: str) -> int:
+        """Stores one JSON text and returns its number. The caller interns: the same text twice is two entries."""
+        with self._lock:
+            self._strings.append(json_text.encode("utf-8", "backslashreplace") + b"\n")
+            number = self._string_count
+            self._string_count = number + 1
+        return number
+
+    def add_measure(
+        self,
+        pointer: int,
+        code: int,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...] | None,
+        flags: int,
+        payload: tuple[int, int] | None,
+    ) -> int:
+        """Measures memory and stores the row; returns its number."""
+        offset, nbytes = payload or (NONE64, 0)
+        row = native.measure(pointer, code, shape, stride, flags, offset, nbytes, 0)
+        with self._lock:
+            if len(row) > native.ROW.itemsize:
+                row, sketch = row[: native.ROW.itemsize], row[native.ROW.itemsize :]
+                row = row[:96] + self._sketch_size.to_bytes(8, "little") + row[104:]
+                self._sketches.append(sketch)
+                self._sketch_size += len(sketch)
+            self._measures.append(row)
+            number = self._measure_count
+            self._measure_count = number + 1
+        return number
+
+    def add_payload(
+        self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int
+    ) -> tuple[int, int] | None:
+        """Copies the exact bits of a tensor into the payload ring; returns their place, or None after a failure."""
+        with self._lock:
+            ring = self.payloads
+            if ring is None or self.failure:
+                return None
+            padding = -ring.head % ALIGN
+            offset = ring.head + padding
+            if padding and not self._put(ring, bytes(padding)):
+                return None
+            done = 0
+            while done < nbytes:
+                space = ring.space(min(nbytes - done, _CHUNK))
+                size = len(space)
+                if not size:
+                    space.release()
+                    if not self._wait_for_space(ring, 1):
+                        return None
+                    continue
+                native.gather(pointer, itemsize, shape, stride, done, size, space)
+                space.release()
+                ring.advance(size)
+                done += size
+            self._payload_size = offset + nbytes
+            if ring.waiting() > ring.capacity // 4:
+                self._wake.set()
+        return offset, nbytes
+
+    def commit(self, row: Sequence[int], values: bytes) -> None:
+        """Stores one finished call. `row` holds the fields of CALL; its `first_value` is filled in here."""
+        with self._lock:
+            self._commit(CALL_ROW.pack(*row[:3], self._sizes[3] // VALUE_BYTES, *row[3:]), values)
+
+    def _commit(self, row: bytes, values: bytes) -> None:
+        ring = self.journal
+        if ring is None or self.failure:
+            return
+        strings = b"".join(self._strings) if self._strings else b""
+        measures = b"".join(self._measures) if self._measures else b""
+        sketches = b"".join(self._sketches) if self._sketches else b""
+        self._strings.clear()
+        self._measures.clear()
+        self._sketches.clear()
+        sizes = self._sizes
+        one, two, three, four, five = len(strings), len(measures), len(sketches), len(values), len(row)
+        head = FRAME.pack(FRAME_MAGIC, one + two + three + four + five, *sizes, one, two, three, four, five)
+        if not self._put(ring, b"".join((head, strings, measures, sketches, values, row))):
+            return
+        sizes[0] += one
+        sizes[1] += two
+        sizes[2] += three
+        sizes[3] += four
+        sizes[4] += five
+        self._calls += bool(row)
+        if ring.head - ring.taken > JOURNAL_BYTES // 4:
+            self._wake.set()
+
+    def _put(self, ring: Ring, data: bytes) -> bool:
+        if len(data) <= ring.free():
+            ring.put(data)
+            return True
+        rest = memoryview(data)
+        while rest:
+            if not self._wait_for_space(ring, min(len(rest), ring.capacity // 2)):
+                return False
+            size = min(len(rest), ring.free())
+            ring.put(rest[:size])
+            rest = rest[size:]
+        return True
+
+    def _wait_for_space(self, ring: Ring, size: int) -> bool:
+        self._wake.set()
+        while ring.free() < size:
+            if self.failure:
+                return False
+            if self._thread is None or not self._thread.is_alive():
+                self._drain(everything=False)
+            else:
+                time.sleep(0.0005)
+        return True
+
+    # --- the writer thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(0.2)
+            self._wake.clear()
+            if self._folder is not None:
+                self._drain(everything=False)
+
+    def _drain(self, *, everything: bool) -> None:
+        with self._drain_lock:
+            if self.failure or not self._files:
+                return
+            try:
+                if self.payloads is not None:
+                    self._drain_payloads(self.payloads, everything)
+                if self.journal is not None:
+                    self._drain_frames(self.journal)
+            except OSError as error:
+                self._fail(_what_to_do(error, self._folder))
+            except Exception as error:
+                self._fail(f"the writer stopped: {type(error).__name__}: {error}")
+
+    def _drain_frames(self, ring: Ring) -> None:
+        oversize = b""
+        while True:
+            waiting = ring.waiting()
+            first = bytes(ring.stretch(waiting))
+            data = oversize + (
+                first if len(first) == waiting else first + bytes(ring.view[4096:][: waiting - len(first)])
+            )
+            parts: list[list[bytes]] = [[], [], [], [], []]
+            starts: list[int] = []
+            at = 0
+            while len(data) - at >= FRAME.size:
+                fields = FRAME.unpack_from(data, at)
+                end = at + FRAME.size + fields[1]
+                if end > len(data):
+                    break
+                starts = starts or list(fields[2:7])
+                cut = at + FRAME.size
+                for part, length in zip(parts, fields[7:], strict=True):
+                    if length:
+                        part.append(data[cut : cut + length])
+                        cut += length
+                at = end
+            for descriptor, start, part in zip(self._files, starts or [0] * 5, parts, strict=True):
+                if part:
+                    _write_all(descriptor, b"".join(part), start)
+            if at < len(data) and (oversize or not ring.free()):
+                # A frame longer than the ring: its bytes must leave before the rest can come.
+                oversize = data[at:]
+                ring.take(waiting)
+                while not ring.waiting() and not self._closed:
+                    time.sleep(0.0005)
+                continue
+            ring.take(at - len(oversize))
+            return
+
+    def _drain_payloads(self, ring: Ring, everything: bool) -> None:
+        while ring.waiting() and not self.failure:
+            data = ring.stretch(_CHUNK)
+            try:
+                aligned = len(data) // _BLOCK * _BLOCK
+                if self._direct_file >= 0 and aligned and ring.taken % _BLOCK == 0:
+                    size = self._write_direct(data[:aligned], ring.taken)
+                elif everything or self._direct_file < 0:
+                    _write_all(self._payload_file, data, ring.taken)
+                    size = len(data)
+                else:
+                    return
+            finally:
+                data.release()
+            ring.take(size)
+            if not everything and ring.waiting() < _CHUNK:
+                return
+
+    def _write_direct(self, data: memoryview, offset: int) -> int:
+        try:
+            return os.pwrite(self._direct_file, data, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            os.close(self._direct_file)  # this file system has no direct writing after all
+            self._direct_file = -1
+            return 0
+        finally:
+            data.release()
+
+    def _ring(self, ring: Ring | None, path: Path, capacity: int) -> Ring:
+        if ring is not None:
+            try:
+                ring.restart(path)
+                return ring
+            except OSError:
+                ring.close(keep=False)  # its file was deleted under us; the mapping alone would not survive a kill
+        return Ring(path, capacity)
+
+    def _fail(self, why: str) -> None:
+        if self.failure is None:
+            self.failure = why
+            self.on_failure(why)
+
+
+def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        done = os.pwrite(descriptor, rest, offset)
+        offset += done
+        rest = rest[done:]
+
+
+def _what_to_do(error: OSError, folder: Path | None) -> str:
+    advice = {
+        errno.ENOSPC: "free some space or choose another folder",
+        errno.EDQUOT: "your quota is used up; free some space or choose another folder",
+        errno.EIO: "the disk reports an error",
+    }.get(error.errno or 0, "check the folder")
+    return f"recording ended in {folder}: {error.strerror}; the program goes on, {advice}"

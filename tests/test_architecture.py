@@ -1,0 +1,289 @@
+"""The rules of the house that a machine can check. Sources are parsed, never imported.
+
+Each rule is a function from a path below src/ulpscope and a text to the violations it finds, so that the rules themselves are
+tested on made-up sources at the end of this file.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+SRC = Path(__file__).resolve().parent.parent / "src"
+PACKAGE = SRC / "ulpscope"
+
+VOCABULARY = frozenset({"records", "naming", "config", "errors", "dtypes", "native", "native_fallback", "_native"})
+TOP = frozenset({"cli", "compat", "__init__", "__main__"})
+
+# What each part may import besides itself and the vocabulary. A part that is not named here has no place in the house yet.
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    **dict.fromkeys(VOCABULARY, frozenset()),
+    "store": frozenset(),
+    "frameworks": frozenset(),
+    "capture": frozenset({"store", "frameworks"}),
+    "monitor": frozenset({"store", "frameworks"}),
+    "replay": frozenset({"store", "frameworks", "compare"}),
+    "compare": frozenset({"store"}),
+    "analyze": frozenset({"store", "compare"}),
+    "report": frozenset({"store", "compare", "analyze"}),
+    "viewer": frozenset({"store", "compare", "analyze", "report"}),
+}
+BELOW_TOP = frozenset(MAY_IMPORT)
+MAY_IMPORT |= dict.fromkeys(TOP, BELOW_TOP | TOP)
+
+FRAMEWORK_PACKAGES = frozenset({"torch", "torch_npu", "mindspore"})
+MAY_USE_NUMPY = frozenset({"dtypes", "native", "native_fallback", "_native"})
+MAX_LINES = {".py": 500, ".pyi": 500, ".c": 700}
+SAYS_NOTHING = frozenset({"utils", "util", "common", "helpers", "helper", "misc"})
+EMPTY_SUFFIXES = ("Manager", "Handler", "Processor", "Helper")
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    name: str
+    line: int
+    for_types_only: bool
+
+
+def part_of(path: str) -> str:
+    """The part of the house a file belongs to: `store` for store/reader.py, `records` for records.py."""
+    return PurePosixPath(path).with_suffix("").parts[0]
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def imports(path: str, source: str) -> Iterator[Import]:
+    """Every import of the file by its absolute name, also inside functions and through import_module("...")."""
+    package = ("ulpscope", *PurePosixPath(path).parent.parts)
+
+    def walk(node: ast.AST, for_types_only: bool) -> Iterator[Import]:
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    yield Import(alias.name, node.lineno, for_types_only)
+            case ast.ImportFrom():
+                base = package[: len(package) - node.level + 1] if node.level else ()
+                origin = ".".join((*base, *([node.module] if node.module else [])))
+                for alias in node.names:
+                    yield Import(f"{origin}.{alias.name}", node.lineno, for_types_only)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield Import(name, node.lineno, for_types_only)
+        if isinstance(node, ast.If) and is_type_checking(node.test):
+            for child in node.body:
+                yield from walk(child, True)
+            for child in node.orelse:
+                yield from walk(child, for_types_only)
+        else:
+            for child in ast.iter_child_nodes(node):
+                yield from walk(child, for_types_only)
+
+    return walk(ast.parse(source), False)
+
+
+def wrong_directions(path: str, source: str) -> list[str]:
+    """Imports of our own parts against the direction; an import for types only is a dependency as well."""
+    part = part_of(path)
+    if part not in MAY_IMPORT:
+        return [f"{path}: {part} has no place in MAY_IMPORT; give it one, or put the file where it belongs"]
+    allowed = MAY_IMPORT[part] | VOCABULARY | {part}
+    found = []
+    for each in imports(path, source):
+        root, *rest = each.name.split(".")
+        if root != "ulpscope":
+            continue
+        # `from ulpscope import __version__` imports the package itself, which is the top.
+        target = rest[0] if rest and rest[0] in MAY_IMPORT else "__init__"
+        if rest and (PACKAGE / rest[0]).is_dir():
+            target = rest[0]
+        if target not in allowed:
+            found.append(f"{path}:{each.line}: {part} may not import {each.name}")
+    return found
+
+
+def foreign_to_vocabulary(path: str, source: str) -> list[str]:
+    """Imports in the vocabulary that are neither ours nor the standard library's; numpy only where numbers are its subject."""
+    part = part_of(path)
+    if part not in VOCABULARY:
+        return []
+    allowed = sys.stdlib_module_names | {"ulpscope"} | ({"numpy"} if part in MAY_USE_NUMPY else set())
+    return [
+        f"{path}:{each.line}: the vocabulary may not import {each.name}"
+        for each in imports(path, source)
+        if each.name.split(".")[0] not in allowed and not each.for_types_only
+    ]
+
+
+def framework_imports(path: str, source: str) -> list[str]:
+    """Imports of a framework outside the seam, lazy ones included."""
+    if part_of(path) == "frameworks":
+        return []
+    return [
+        f"{path}:{each.line}: {each.name} may be imported only below frameworks/"
+        for each in imports(path, source)
+        if each.name.split(".")[0] in FRAMEWORK_PACKAGES and not each.for_types_only
+    ]
+
+
+def too_long(path: str, source: str) -> list[str]:
+    limit, lines = MAX_LINES[PurePosixPath(path).suffix], len(source.splitlines())
+    return [f"{path} has {lines} lines, at most {limit} are allowed; split it by subject"] if lines > limit else []
+
+
+def names_that_say_nothing(path: str, source: str) -> list[str]:
+    parts = PurePosixPath(path).with_suffix("").parts
+    return [f"{path}: the name {part!r} says nothing; name the subject" for part in parts if part in SAYS_NOTHING]
+
+
+def prints(path: str, source: str) -> list[str]:
+    if part_of(path) in {"cli", "report"}:
+        return []
+    return [
+        f"{path}:{node.lineno}: print belongs to cli/ and report/; use logging.getLogger(__name__)"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+def empty_class_names(path: str, source: str) -> list[str]:
+    return [
+        f"{path}:{node.lineno}: the suffix of class {node.name} says nothing; name what it is"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and node.name.endswith(EMPTY_SUFFIXES)
+    ]
+
+
+Rule = Callable[[str, str], list[str]]
+RULES_FOR_PYTHON: list[Rule] = [wrong_directions, foreign_to_vocabulary, framework_imports, prints, empty_class_names]
+RULES_FOR_ALL: list[Rule] = [too_long, names_that_say_nothing]
+
+
+def sources(*suffixes: str) -> Iterator[tuple[str, str]]:
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in suffixes:
+            yield path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
+
+
+def test_there_are_sources_to_check() -> None:
+    assert any(path == "__init__.py" for path, _ in sources(".py"))
+
+
+@pytest.mark.parametrize("rule", RULES_FOR_PYTHON, ids=lambda rule: rule.__name__)
+def test_python_sources_keep_the_rule(rule: Rule) -> None:
+    assert [violation for path, source in sources(".py", ".pyi") for violation in rule(path, source)] == []
+
+
+@pytest.mark.parametrize("rule", RULES_FOR_ALL, ids=lambda rule: rule.__name__)
+def test_all_sources_keep_the_rule(rule: Rule) -> None:
+    assert [violation for path, source in sources(*MAX_LINES) for violation in rule(path, source)] == []
+
+
+def run_python(*arguments: str) -> tuple[str, list[str], set[str]]:
+    """stdout, the other lines of stderr, and the names of all modules imported by a fresh interpreter that must exit with 0."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(SRC), os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    timed, other = [], []
+    for line in done.stderr.splitlines():
+        (timed if line.startswith("import time:") else other).append(line)
+    return done.stdout, other, {line.rsplit("|", 1)[-1].strip() for line in timed}
+
+
+def test_importing_ulpscope_prints_nothing_and_imports_no_framework_and_no_terminal_library() -> None:
+    stdout, stderr, modules = run_python("-c", "import ulpscope")
+    assert (stdout, stderr) == ("", [])
+    assert "ulpscope" in modules
+    assert modules & (FRAMEWORK_PACKAGES | {"click", "rich"}) == set()
+
+
+def test_help_exits_with_0_and_imports_no_framework() -> None:
+    stdout, _, modules = run_python("-m", "ulpscope", "--help")
+    assert "ulpscope" in stdout
+    assert "ulpscope.cli.main" in modules
+    assert modules & FRAMEWORK_PACKAGES == set()
+
+
+BAD: list[tuple[Rule, str, str]] = [
+    (wrong_directions, "store/reader.py", "from ulpscope.frameworks.base import Tap"),
+    (wrong_directions, "store/reader.py", "from ..frameworks import base"),
+    (wrong_directions, "store/formats/msprobe.py", "from ...capture.session import Session"),
+    (wrong_directions, "frameworks/torch/summary.py", "def f():\n    import ulpscope.store.writer"),
+    (wrong_directions, "capture/session.py", "from ulpscope import compare"),
+    (wrong_directions, "capture/session.py", "from ulpscope import __version__"),
+    (wrong_directions, "capture/session.py", "from ulpscope.monitor import watch"),
+    (wrong_directions, "compare/engine.py", "from ulpscope.analyze import divergence"),
+    (wrong_directions, "report/html.py", "import ulpscope.frameworks.base"),
+    (wrong_directions, "viewer/server.py", "from ulpscope.capture import session"),
+    (wrong_directions, "analyze/ledger.py", "if TYPE_CHECKING:\n    from ulpscope.report import rows"),
+    (wrong_directions, "records.py", "from .store import reader"),
+    (wrong_directions, "records.py", "import importlib\nimportlib.import_module('ulpscope.store')"),
+    (wrong_directions, "gadgets/new.py", ""),
+    (foreign_to_vocabulary, "records.py", "import numpy as np"),
+    (foreign_to_vocabulary, "dtypes.py", "import safetensors"),
+    (framework_imports, "capture/recorder.py", "import torch"),
+    (framework_imports, "compare/metrics.py", "def f():\n    from torch.nn import functional"),
+    (framework_imports, "cli/main.py", "import importlib\nimportlib.import_module('mindspore')"),
+    (framework_imports, "cli/main.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+    (too_long, "store/reader.py", "\n" * 501),
+    (too_long, "_native.c", "\n" * 701),
+    (names_that_say_nothing, "store/utils.py", ""),
+    (names_that_say_nothing, "common/paths.py", ""),
+    (prints, "store/reader.py", "def f():\n    print('read')"),
+    (empty_class_names, "store/reader.py", "def f():\n    class DumpManager: ..."),
+]
+
+GOOD: list[tuple[Rule, str, str]] = [
+    (
+        wrong_directions,
+        "store/reader.py",
+        "from ulpscope.records import Value\nfrom . import layout\nfrom ..errors import DumpError",
+    ),
+    (wrong_directions, "store/__init__.py", "from .reader import Dump"),
+    (
+        wrong_directions,
+        "replay/runner.py",
+        "from ulpscope.compare import metrics\nfrom ulpscope.frameworks import base",
+    ),
+    (wrong_directions, "viewer/server.py", "from ulpscope.report import rows\nfrom ulpscope.compare import engine"),
+    (wrong_directions, "__init__.py", "from .capture.session import Session"),
+    (wrong_directions, "cli/main.py", "from ulpscope import __version__\nimport click"),
+    (foreign_to_vocabulary, "config.py", "from __future__ import annotations\nimport json"),
+    (foreign_to_vocabulary, "dtypes.py", "import numpy as np"),
+    (framework_imports, "frameworks/torch/tensors.py", "import torch"),
+    (framework_imports, "capture/recorder.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+    (framework_imports, "capture/recorder.py", "from ulpscope.frameworks import torch"),
+    (framework_imports, "capture/recorder.py", "import sys\nsys.modules.get('torch')"),
+    (too_long, "store/reader.py", "\n" * 500),
+    (too_long, "_native.c", "\n" * 700),
+    (names_that_say_nothing, "store/layout.py", ""),
+    (prints, "cli/main.py", "print('done')"),
+    (prints, "store/reader.py", "text = 'print(1)'"),
+    (empty_class_names, "store/reader.py", "class DumpReader: ..."),
+]
+
+
+def case_name(case: object) -> str:
+    return getattr(case, "__name__", str(case).replace("\n", "; ").strip("; ")[:40] or "empty")
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), BAD, ids=case_name)
+def test_the_rule_finds_one_violation(rule: Rule, path: str, source: str) -> None:
+    assert len(rule(path, source)) == 1
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), GOOD, ids=case_name)
+def test_the_rule_accepts_what_is_allowed(rule: Rule, path: str, source: str) -> None:
+    assert rule(path, source) == []
