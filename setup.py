@@ -3,6 +3,7 @@
 Without a compiler the build warns and goes on: `ulpscope.native_fallback` does the same work in numpy.
 """
 
+import os
 import sysconfig
 
 from setuptools import Extension, setup
@@ -20,6 +21,7 @@ setup(
             # Neither flag changes a result: they only drop errno and the floating-point exception flags.
             extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
             optional=True,
+            libraries=[] if os.name == "nt" else ["m"],
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if limited_api else {},

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
 from ulpscope import native, native_fallback
 
 WORK = {

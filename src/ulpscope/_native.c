@@ -1,7 +1,6 @@
 /* Reads one tensor's memory once and says what is in it: statistics, a CRC-32, a count sketch, a fingerprint.
  * Knows a pointer, a dtype code, a shape and strides; knows nothing of torch.  The row measure() writes is described in
  * native.py, and native_fallback.py gives the same numbers in numpy: change all three together.
- *
  * The file includes itself per vector size VB and float width W (the part at the end), so that every kernel is written
  * once.  Sums run in 16 lanes whatever the vector size: a result does not depend on the machine. */
 #ifndef VB
@@ -20,7 +19,6 @@
 #include <immintrin.h>
 #endif
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
-
 #if Py_LIMITED_API + 0 < 0x030b0000
 /* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
 typedef struct {
@@ -54,7 +52,7 @@ typedef struct {
     int (*scan)(const void *, size_t, Stats *, int certain);
     void (*clean)(const void *, size_t, Stats *, void *);
     void (*sketch)(const void *, uint64_t, size_t, void *);
-    void (*half)(const void *, void *, size_t);
+    void (*half)(const void *, void *, size_t), (*bfloat)(const void *, void *, size_t);
 } Kernels;
 
 static inline uint64_t mix64(uint64_t z) {
@@ -78,6 +76,7 @@ static inline __attribute__((always_inline)) uint32_t sketch_hash(uint64_t b, un
 #define TARGET_16
 #define TARGET_32 __attribute__((target("avx2,fma,f16c")))
 #define TARGET_64 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define SET(B, W) {JOIN3(scan, B, W), JOIN3(clean, B, W), JOIN3(sketch, B, W), JOIN3(half, B, W), JOIN3(bfloat, B, W)}
 #define PICK(test, a, b) ((Vector)(((Mask)(test) & (Mask)(a)) | (~(Mask)(test) & (Mask)(b))))
 #define PICK_max(a, b) PICK((a) > (b), a, b)
 #define PICK_min(a, b) PICK((a) < (b), a, b)
@@ -189,7 +188,6 @@ static void add_stripe(const u8 *p, uint64_t number, uint64_t sum[2]) {
     }
     sum[0] += mix64(t[0] + number * 0xD6E8FEB86659FD93u), sum[1] += mix64(t[1] + number * 0xA0761D6478BD642Fu);
 }
-
 static void digest(View *v, uint64_t out[2]) {
     u8 buffer[4 * STRIPE], padded[STRIPE] = {0};
     uint64_t sum[2] = {0, 0}, number = 0, length = v->numel * v->item;
@@ -212,10 +210,10 @@ WIDEN(from_i8, i8, f32, x[i]) WIDEN(from_i16, i16, f32, x[i])
 WIDEN(from_u8, u8, f32, x[i]) WIDEN(from_u16, u16, f32, x[i])
 WIDEN(from_i32, i32, f64, x[i]) WIDEN(from_i64, i64, f64, x[i])
 WIDEN(from_u32, u32, f64, x[i]) WIDEN(from_u64, u64, f64, x[i])
-WIDEN(from_bool, u8, f32, x[i] != 0) WIDEN(from_bf16, u16, u32, (uint32_t)x[i] << 16)
+WIDEN(from_bool, u8, f32, x[i] != 0) WIDEN(from_e8m0, u8, f32, float8[4][x[i]])
 WIDEN(from_e4m3, u8, f32, float8[0][x[i]]) WIDEN(from_e4m3z, u8, f32, float8[2][x[i]])
 WIDEN(from_e5m2, u8, f32, float8[1][x[i]]) WIDEN(from_e5m2z, u8, f32, float8[3][x[i]])
-WIDEN(from_e8m0, u8, f32, float8[4][x[i]])
+static void from_bf16(const void *p, void *out, size_t n) { kernels[0].bfloat(p, out, n); }
 static void from_half(const void *p, void *out, size_t n) { kernels[0].half(p, out, n); }
 
 /* By dtype code: bytes, whether it takes a float64 to hold one, parts, what max and min are, how to widen.  Integers of
@@ -240,7 +238,6 @@ static float small_float(unsigned byte, int mantissa, int bias) {
     fraction += exponent ? 1 << mantissa : 0;
     return (float)copysign(ldexp(fraction, (exponent ? exponent : 1) - bias - mantissa), byte & 128 ? -1 : 1);
 }
-
 static void fill_tables(void) {
     for (unsigned i = 0; i < 256; i++) {
         float infinity = i & 128 ? -INFINITY : INFINITY;
@@ -387,7 +384,6 @@ static uint32_t sketch_length(size_t numel, const Dtype *t, long flags) {
     if (!(flags & SKETCH)) return 0;
     return numel < BUCKETS / t->parts ? (uint32_t)numel * t->parts : BUCKETS;
 }
-
 static void measure_view(const View *view, const Dtype *t, int flags, u8 *row) {
     View v = *view;
     Stats s = {.imax = INT64_MIN, .imin = INT64_MAX};
@@ -500,7 +496,6 @@ static void gather_bytes(View *v, size_t start, size_t nbytes, u8 *to) {
         memcpy(to, take(v, buffer, (skip + n + v->item - 1) / v->item) + skip, n);
     }
 }
-
 static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     View v;
     Py_buffer dest;
@@ -587,8 +582,7 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
 #include "_native.c"
 #define W 64
 #include "_native.c"
-#define KERNELS(W) {JOIN3(scan, VB, W), JOIN3(clean, VB, W), JOIN3(sketch, VB, W), JOIN3(half, VB, W)}
-static const Kernels JOIN2(kernels_, VB)[2] = {KERNELS(32), KERNELS(64)};
+static const Kernels JOIN2(kernels_, VB)[2] = {SET(VB, 32), SET(VB, 64)};
 #undef VB
 
 #else
@@ -697,6 +691,10 @@ TARGET static void NAME(half)(const void *p, void *out, size_t n) {
         f32 scaled = *(const f32 *)&bits * 0x1p112f;
         ((u32 *)out)[i] = *(const u32 *)&scaled | special | (u32)(x[i] & 0x8000) << 16;
     }
+}
+
+TARGET static void NAME(bfloat)(const void *p, void *out, size_t n) {
+    for (size_t i = 0; i < n; i++) ((u32 *)out)[i] = (u32)((const u16 *)p)[i] << 16;
 }
 #undef W
 #endif

@@ -1,7 +1,8 @@
 from typing import Any
 
 from numpy.typing import NDArray
-from typing_extensions import Buffer
+
+Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 VERSION: int
 ISA: str
@@ -24,8 +25,8 @@ def gather(
     stride: tuple[int, ...] | None,
     start: int,
     nbytes: int,
-    dest: Buffer | NDArray[Any],
+    dest: Buffer,
     /,
 ) -> None: ...
-def crc32(data: Buffer | NDArray[Any], value: int = 0, /) -> int: ...
+def crc32(data: Buffer, value: int = 0, /) -> int: ...
 def fingerprint(ptr: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, /) -> bytes: ...

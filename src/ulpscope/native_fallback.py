@@ -8,17 +8,15 @@ import ctypes
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 VERSION = 1
 
 Array = NDArray[Any]
+Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 _STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
 _BUCKETS = 256
@@ -247,6 +245,10 @@ def measure(
         return row.tobytes() + sketch[:length].astype("<f4").tobytes()
 
 
+def _memory_of(buffer: Buffer) -> memoryview:
+    return buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+
+
 def gather(
     ptr: int,
     itemsize: int,
@@ -254,12 +256,12 @@ def gather(
     stride: tuple[int, ...] | None,
     start: int,
     nbytes: int,
-    dest: "Buffer | Array",
+    dest: Buffer,
     /,
 ) -> None:
     """Copy bytes [start, start + nbytes) of the tensor's row-major byte string into `dest`."""
     view = _view(ptr, itemsize, shape, stride)
-    target = memoryview(cast("Buffer", dest)).cast("B")
+    target = _memory_of(dest).cast("B")
     total = view.size * itemsize
     if target.readonly:
         raise BufferError("dest is read-only; give a writable buffer")
@@ -277,9 +279,9 @@ def gather(
         done += count
 
 
-def crc32(data: "Buffer | Array", value: int = 0, /) -> int:
+def crc32(data: Buffer, value: int = 0, /) -> int:
     """The CRC-32 of zlib."""
-    return zlib.crc32(cast("Buffer", data), value)
+    return zlib.crc32(_memory_of(data), value)
 
 
 def _folded_product(a: Array, b: Array) -> Array:

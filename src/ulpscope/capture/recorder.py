@@ -44,6 +44,7 @@ class Recorder:
         self._packers: dict[int, Struct] = {}
         self._epoch = 0
         self.before_first: Callable[[], None] | None = None
+        self.ignored: Callable[[FrameType], bool] | None = None
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -70,6 +71,10 @@ class Recorder:
     def open_call(
         self, state: ThreadState, kind: str, name: str, frame: FrameType | None, *, phase: Phase = Phase.FORWARD
     ) -> OpenCall:
+        if self.ignored is not None and frame is not None and self.ignored(frame):
+            call = OpenCall(kind, name, 0, phase)
+            call.wanted = False
+            return call
         if self.before_first is not None:
             self.before_first()
         call = OpenCall(kind, name, next(self._counters[kind, name, phase]), phase)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
+import multiprocessing.util
 import os
 import shutil
 import threading
@@ -21,7 +23,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from ulpscope.capture.recorder import Recorder
@@ -59,8 +61,7 @@ class Capture:
         self._models = probe.models_of(model)
         self._rank = rank
         self._run = os.environ.get(RUN_VARIABLE) or uuid.uuid4().hex
-        self._after_optimizer: Callable[[], None] | None = None
-        self._outermost: Callable[[Any], None] | None = None
+        self.unattended = False
         self._environment: dict[str, Any] | None = None
         self._claimed = False
         self._copy = 0
@@ -103,7 +104,7 @@ class Capture:
             _on[:] = [weakref.ref(self)]
         self.started = True
         try:
-            self._switch_on(eager=True)
+            self._switch_on(eager=not self.unattended)
         except BaseException:
             self._release()
             raise
@@ -157,6 +158,10 @@ class Capture:
             self._recorder.note(f"the program raised {type(error).__name__}: {error}"[:500])
         self.close()
 
+    def ignore_calls(self, made_from: Callable[[FrameType], bool] | None) -> None:
+        """Leaves out calls whose frame `made_from` accepts."""
+        self._recorder.ignored = made_from
+
     # --- switching ----------------------------------------------------------------------------------------------
 
     def _wanted(self) -> bool:
@@ -179,9 +184,7 @@ class Capture:
                 level=self.config.level,
                 models=self._models,
                 below=self._is_below if self.config.below else None,
-                after_optimizer=self._after_optimizer,
             )
-            self._probe.modules.outermost = self._outermost
         if not self._recorder.active:
             self._probe.install()
             self._recorder.active = True
@@ -199,6 +202,10 @@ class Capture:
                 _on.clear()
 
     def _open_late(self) -> None:
+        if probe.is_data_worker():
+            self._recorder.active = False
+            self._recorder.before_first = None
+            return
         try:
             self._open_dump()
         except CaptureError as error:
@@ -283,10 +290,26 @@ class Capture:
     def _after_fork(self) -> None:
         """A forked child writes a dump of its own; the parent's files and rings are not its business."""
         _on.clear()
+        if self._probe is not None:
+            self._probe.remove()
         self.started = False
         self._environment = None
         self._claimed = False
+        self.dumps = []
+        ignored = self._recorder.ignored
         self._build()
+        self._recorder.ignored = ignored
+
+    def _in_child(self) -> None:
+        """Right after a fork. An unattended capture goes on in the child; any other waits for a start of its own."""
+        self._recorder.active = False
+        if self.unattended and self.started:
+            self._after_fork()
+            self.start()
+            multiprocessing.util.Finalize(self, self.close, exitpriority=100)
+        elif self.started and self._probe is not None:
+            self._probe.remove()
+            log.info("process %d is a fork and is not recorded; call start() in it to record it", os.getpid())
 
 
 def capture(path: str | Path | None = None, *, model: Any = None, rank: int | None = None, **options: Any) -> Capture:
@@ -320,8 +343,6 @@ def _existing(run: Path) -> Iterator[layout.Place]:
 
 
 def _token_of(folder: Path) -> str | None:
-    import json
-
     try:
         found = json.loads((folder / layout.MANIFEST).read_text(encoding="utf-8"))
         return found.get("run") if isinstance(found, dict) else None
@@ -333,7 +354,7 @@ def _in_child() -> None:
     """After a fork the child must not write into its parent's dump."""
     other = _on[0]() if _on else None
     if other is not None:
-        other._recorder.active = False
+        other._in_child()
 
 
 os.register_at_fork(after_in_child=_in_child)

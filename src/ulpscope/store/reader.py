@@ -69,6 +69,15 @@ class Dump:
         """The names of all calls in execution order."""
         return [self._id(self._calls[row]) for row in self._order]
 
+    def nth(self, place: int) -> CallRecord:
+        """The call at a place in execution order."""
+        return self._record(int(self._order[place]))
+
+    @property
+    def value_count(self) -> int:
+        """How many values all calls have together."""
+        return len(self._values)
+
     def call(self, which: CallId | str) -> CallRecord:
         """One call by its name. Raises DumpError naming the nearest one when there is no such call."""
         name = which if isinstance(which, CallId) else _parsed_name(which)

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch import tensors
 from ulpscope.frameworks.torch.tensors import Path
-from ulpscope.records import Role
+from ulpscope.records import PathStep, Role
 
 _LEAF = (1 << 64) - 1
 _LATE = "a backward pass ran after stop() and was not recorded; stop after it"
@@ -98,7 +98,8 @@ class BackwardTap:
     def edges(self, args: Iterable[Any], kwargs: dict[str, Any], *, peek: bool = False) -> Edges:
         """Which autograd edge each argument is. With `peek`, views whose node torch would have to rebuild are left out."""
         found: Edges = {}
-        for place, value in (*enumerate(args), *kwargs.items()):
+        places: list[tuple[PathStep, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, value in places:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
                 if value.requires_grad and not (peek and value._is_view() and value._version):

@@ -77,14 +77,14 @@ class CollectiveTap:
             return result
 
         wait.__name__, wait.__doc__ = "wait", work.wait.__doc__
-        work.wait = wait
+        work.wait = wait  # type: ignore[method-assign, assignment]
 
     def remove(self) -> None:
         for swap in self._swaps:
             swap.remove()
         self._swaps.clear()
         if self._wait is not None:
-            torch.distributed.Work.wait = self._wait
+            torch.distributed.Work.wait = self._wait  # type: ignore[method-assign]
             self._wait = None
 
     def finish_step(self) -> None:

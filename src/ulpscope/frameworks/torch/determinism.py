@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from ulpscope.errors import ConfigError
 
 
-def seed_all(seed: int = 1234, deterministic: bool = False) -> None:
+def seed_all(seed: Any = 1234, deterministic: Any = False) -> None:
     """Seeds Python, numpy and torch on every device; with `deterministic`, asks torch for deterministic algorithms.
 
     PYTHONHASHSEED is set for child processes; the running interpreter read it when it started.

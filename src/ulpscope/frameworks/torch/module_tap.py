@@ -66,7 +66,6 @@ class ModuleTap:
         self.observer = observer
         self.backward = backward
         self.names = ModuleNames(models)
-        self.outermost: Callable[[Module], None] | None = None
         self._records = records
         self._parameters = ParameterGradients(observer) if records else None
         self._swap = CodeSwap(Module.__call__, self._around)  # type: ignore[arg-type]
@@ -91,8 +90,6 @@ class ModuleTap:
         if state.busy or state.compiled or not isinstance(args[0], Module):
             return original(*args, **kwargs)
         module = args[0]
-        if self.outermost is not None and not state.modules:
-            self.outermost(module)
         call: OpenCall | None = None
         edges = None
         follow = False
@@ -180,15 +177,15 @@ class ParameterGradients:
             owners.append((call.name, key))
             self._sizes[call.name] = self._sizes.get(call.name, 0) + 1
             if id(value) not in self._watched:
-                fresh = value._post_accumulate_grad_hooks is None  # type: ignore[attr-defined]
+                fresh = value._post_accumulate_grad_hooks is None
                 handle = value.register_post_accumulate_grad_hook(self._arrived)
                 self._watched[id(value)] = (value, handle, fresh)
 
     def remove(self) -> None:
         for value, handle, fresh in self._watched.values():
             handle.remove()
-            if fresh and not value._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
-                value._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
+            if fresh and not value._post_accumulate_grad_hooks:
+                value._post_accumulate_grad_hooks = None  # type: ignore[assignment]
         self._watched.clear()
         self._owners.clear()
 

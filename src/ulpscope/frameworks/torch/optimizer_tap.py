@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -14,12 +13,15 @@ from ulpscope.records import Phase
 
 
 class OptimizerTap:
-    """Calls inside an optimizer step get it as their parent. `after_step` is told when one has ended."""
+    """Calls inside an optimizer step get it as their parent."""
 
-    def __init__(self, observer: Observer, after_step: Callable[[], None] | None = None) -> None:
+    def __init__(self, observer: Observer) -> None:
         self.observer = observer
-        self._after_step = after_step
         self._handles: list[Any] = []
+
+    def finish_step(self) -> None:
+        """Closes an optimizer step that is still open: whoever counts steps may come before us."""
+        self._after(None, None, None)
 
     def install(self) -> None:
         self._handles = [
@@ -55,8 +57,6 @@ class OptimizerTap:
         if opened is not None:
             del state.calls[state.calls.index(opened) :]
             observer.close_call(opened)
-        if self._after_step is not None:
-            self._after_step()
 
 
 def _last(calls: list[OpenCall]) -> OpenCall | None:

@@ -38,6 +38,11 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def is_data_worker() -> bool:
+    """Whether this process only loads data for another."""
+    return torch.utils.data.get_worker_info() is not None
+
+
 def watch_gradient(value: Any, then: Callable[[Any], None]) -> bool:
     """Calls `then` with the gradient of a tensor when it arrives; False when it will have none."""
     if not isinstance(value, Tensor) or not value.requires_grad:
@@ -62,7 +67,6 @@ class TorchProbe:
         level: Level,
         models: Sequence[Module],
         below: Callable[[OpenCall], bool] | None = None,
-        after_optimizer: Callable[[], None] | None = None,
     ) -> None:
         kernels = level is Level.KERNEL
         self.backward = BackwardTap(observer)
@@ -70,15 +74,15 @@ class TorchProbe:
         self._functions = FunctionTap(
             observer, measurer, self.backward, records=level is not Level.MODULE, kernels=kernels
         )
-        self._kernels = DispatchTap(observer, measurer, below) if kernels else None
+        dispatch = DispatchTap(observer, measurer, below)
         self._threads = ThreadTap(
             observer,
             lambda state: CallMode(self._functions, state),
-            (lambda state: KernelMode(self._kernels, state)) if self._kernels is not None else None,
+            (lambda state: KernelMode(dispatch, state)) if kernels else None,
             self.backward.finish_pass,
         )
         self._collectives = CollectiveTap(observer, measurer)
-        self._optimizers = OptimizerTap(observer, after_optimizer)
+        self._optimizers = OptimizerTap(observer)
         self._installed: list[Any] = []
 
     def install(self) -> None:
@@ -99,6 +103,7 @@ class TorchProbe:
         self.backward.finish_pass()
         self.modules.finish_step()
         self._collectives.finish_step()
+        self._optimizers.finish_step()
 
 
 def make_measurer(sink: Sink, **options: bool) -> TorchMeasurer:

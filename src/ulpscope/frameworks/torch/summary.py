@@ -253,7 +253,7 @@ def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
         return value.to_dense(), {}
     if value.is_quantized:
         return value.dequantize(), {"quantized": str(value.qscheme())}
-    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(value):
+    if hasattr(value, "__tensor_flatten__"):
         return f"a wrapper without memory of its own ({name})", {}
     plain = value.detach()
     if plain.is_conj() or plain.is_neg():

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 
+_SET_CALLBACK = "_maybe_set_eval_frame"  # called whenever a compiled region begins or ends
 MakeMode = Callable[[ThreadState], Any]
 
 
@@ -59,7 +60,7 @@ class ThreadTap:
         self._swaps = []
         if self._dynamo is not None:
             dynamo, original = self._dynamo
-            dynamo._maybe_set_eval_frame = original
+            setattr(dynamo, _SET_CALLBACK, original)
             self._dynamo = None
         if self._has_torch_function is not None:
             torch.overrides.has_torch_function = self._has_torch_function
@@ -110,9 +111,9 @@ class ThreadTap:
     def _watch_dynamo(self) -> None:
         """Dynamo is heavy to import: it is watched where it is loaded already, else as soon as torch.compile loads it."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if dynamo is not None and self._dynamo is None:
-            self._dynamo = (dynamo, dynamo._maybe_set_eval_frame)
-            dynamo._maybe_set_eval_frame = self._set_eval_frame
+        if dynamo is not None and self._dynamo is None and hasattr(dynamo, _SET_CALLBACK):
+            self._dynamo = (dynamo, getattr(dynamo, _SET_CALLBACK))
+            setattr(dynamo, _SET_CALLBACK, self._set_eval_frame)
 
     def _compile(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = original(*args, **kwargs)
@@ -139,13 +140,13 @@ class ThreadTap:
         state_of = self.observer.state
         reference = weakref.ref(self)
 
-        def has_torch_function(relevant_args: Any) -> bool:
+        def has_torch_function(args: Any) -> bool:
             tap = reference()
             if tap is None or state_of().mode is None or mode_count() > 1:
-                return bool(original(relevant_args))
+                return bool(original(args))
             mode = torch._C._pop_torch_function_stack() if mode_count() else None
             try:
-                return bool(original(relevant_args))
+                return bool(original(args))
             finally:
                 if mode is not None:
                     torch._C._push_on_torch_function_stack(mode)

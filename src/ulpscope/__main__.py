@@ -1,0 +1,5 @@
+"""`python -m ulpscope`."""
+
+from ulpscope.cli.main import main
+
+main()

@@ -1,0 +1,99 @@
+"""Capturing a program that was not edited: begins when it imports torch, ends when it ends.
+
+`ulpscope capture -- CMD` puts the options into the environment and a sitecustomize on the path of every Python process
+below it. A process that never imports torch is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any
+
+OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
+# Building and loading a model is not what a person wants to compare; forward, backward and optimizer are.
+_BUILDING = frozenset(
+    [
+        "__init__",
+        "init_weights",
+        "_init_weights",
+        "_initialize_weights",
+        "reset_parameters",
+        "from_pretrained",
+        "load_state_dict",
+    ]
+)
+
+
+def watch() -> None:
+    """Arranges for a capture to begin as soon as torch has been imported."""
+    if os.environ.get(OPTIONS_VARIABLE) and "torch" not in sys.modules:
+        sys.meta_path.insert(0, _TorchFinder())
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Finds torch as everybody does, and has a word when it is loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        found: ModuleType | None = self._loader.create_module(spec)
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        try:
+            begin(json.loads(os.environ[OPTIONS_VARIABLE]))
+        except Exception as error:  # the border: the program must run even if it cannot be recorded
+            sys.stderr.write(f"ulpscope: not recording process {os.getpid()}: {error}\n")
+
+
+def begin(options: dict[str, Any]) -> None:
+    """Starts a capture for the rest of the process; steps are found by themselves."""
+    from ulpscope.capture.session import Capture
+    from ulpscope.frameworks.torch.step_watch import StepWatch
+
+    if not logging.getLogger("ulpscope").handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("ulpscope: %(message)s"))
+        logging.getLogger("ulpscope").addHandler(handler)
+    capture = Capture(**options)
+    capture.unattended = True
+    capture.ignore_calls(_is_building)
+    StepWatch(capture.step, lambda: capture.ignore_calls(None)).install()
+    capture.start()
+
+
+def _is_building(frame: FrameType) -> bool:
+    walk: FrameType | None = frame
+    while walk is not None:
+        if walk.f_code.co_name in _BUILDING or walk.f_code.co_filename.endswith("nn/init.py"):
+            return True
+        walk = walk.f_back
+    return False

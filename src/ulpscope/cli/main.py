@@ -1,0 +1,69 @@
+"""`ulpscope VERB ...`. Each verb is loaded when it is asked for, so that --help is quick."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from ulpscope import __version__
+from ulpscope.errors import UlpscopeError
+
+# verb -> what --help says about it; the file of the same name has a command of the same name.
+VERBS = {
+    "capture": "Record a program: runs any command with capture on.",
+    "show": "What was recorded: a run, its calls, or one call with its values and stack.",
+}
+
+
+class Verbs(click.Group):
+    """Finds a verb's command in its file, and the nearest verb for a misspelt one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"ulpscope.cli.{name}"), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Verbs: {', '.join(VERBS)}."
+            raise click.UsageError(f"no verb {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ulpscope")
+def cli() -> None:
+    """Finds where two runs of a model stop agreeing, and says whether that is a bug or rounding."""
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point: errors of ours become one message and an exit code."""
+    try:
+        return cli.main(args=arguments, prog_name="ulpscope", standalone_mode=True)
+    except UlpscopeError as error:
+        click.echo(f"ulpscope: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # A reader such as head has closed the pipe. Nothing to say, and nowhere to say it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Records into text and JSON for people and programs. Only reads."""
