@@ -120,7 +120,7 @@ def numbers(value: Any) -> tuple[int | tuple[int, int], ...]:
         items = value if isinstance(value, Sequence | range) else [value]
     found: list[int | tuple[int, int]] = []
     for item in items:
-        if isinstance(item, tuple) and len(item) == 2 and all(type(part) is int for part in item):
+        if isinstance(item, tuple | list) and len(item) == 2 and all(type(part) is int for part in item):
             found.append(_ordered(*item))
         elif isinstance(item, str):
             match = re.fullmatch(r"(\d{1,9})(?:\s*[:-]\s*(\d{1,9}))?", item)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch.names import IGNORED, UNINITIALISED, ApiNames
 from ulpscope.frameworks.torch.summary import TorchMeasurer
+from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Phase, Role
 
 
@@ -58,14 +59,20 @@ class DispatchTap:
                 if above is not None and phase is Phase.BACKWARD:
                     call.origin = above.seq
                 if call.wanted:
+                    writes = func._schema.is_mutable
                     for at, value in enumerate(args):
-                        observer.show(call, Role.INPUT, (at,), value)
+                        unread = writes and at == 0 and self.measurer.is_fresh(value)
+                        observer.show(call, Role.INPUT, (at,), value, unread=unread)
                     for key, value in kwargs.items():
-                        observer.show(call, Role.INPUT, (key,), value)
+                        unread = writes and key == "out" and self.measurer.is_fresh(value)
+                        observer.show(call, Role.INPUT, (key,), value, unread=unread)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
             state.busy = False
+        written = _written(func, args, kwargs)
+        lists = [tensor for tensor in written if tensor.is_cpu] if _raises_late(func) else []
+        versions = [tensor._version for tensor in lists]
         # Inside a backward pass the function mode is on and would see this call a second time.
         state.redispatched = func
         try:
@@ -74,6 +81,14 @@ class DispatchTap:
             if call is not None:
                 observer.close_raised(call, error)
             raise
+        for tensor, version in zip(lists, versions, strict=True):
+            # Without a mode torch would have raised it: a list kernel on the CPU calls the in-place kernel of each tensor.
+            if tensor._version == version:
+                torch.autograd.graph.increment_version(tensor)
+        # The version of what a kernel wrote rises only after it has returned through us.
+        self.measurer.forget(written)
+        if api.unseen is not None or api.name.startswith("native_batch_norm"):
+            self.measurer.distrust(leaf for value in (*args, *kwargs.values()) for _, leaf in leaves(value))
         if call is None or not call.wanted:
             return result
         state.busy = True
@@ -87,3 +102,24 @@ class DispatchTap:
         finally:
             state.busy = False
         return result
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a kernel says it writes."""
+    schema = func._schema
+    if not schema.is_mutable:
+        return []
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            items = value if isinstance(value, list | tuple) else [value]
+            found += [item for item in items if isinstance(item, torch.Tensor) and not item.is_inference()]
+    return found
+
+
+def _raises_late(func: Any) -> bool:
+    """Whether the versions rise only through the in-place kernels that a list kernel calls: on the CPU, below a mode,
+    those calls no longer raise them."""
+    name = func._schema.name
+    return "foreach" in name and not name.startswith(("aten::_fused", "aten::_amp"))

@@ -19,6 +19,7 @@ from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.names import IGNORED, SHARING, UNINITIALISED, Api, ApiNames
 from ulpscope.frameworks.torch.summary import TorchMeasurer
+from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Role
 
 _tracing = torch._C._get_tracing_state
@@ -76,7 +77,18 @@ class FunctionTap:
         result = func(*args, **kwargs)
         if api.treatment == UNINITIALISED:
             self.measurer.distrust((result,))
+        if api.unseen is not None:
+            self._distrust_written(api.unseen, args, kwargs)
         return result
+
+    def _distrust_written(self, places: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What a call wrote without raising a version must be measured anew."""
+        if not places:
+            found = [leaf for value in (*args, *kwargs.values()) for _, leaf in leaves(value)]
+        else:
+            found = [args[place] for place in places if isinstance(place, int) and place < len(args)]
+            found += [kwargs[place] for place in places if isinstance(place, str) and place in kwargs]
+        self.measurer.distrust(found)
 
     def run_recorded(
         self, state: ThreadState, api: Api, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -91,9 +103,11 @@ class FunctionTap:
             call = observer.open_call(state, api.kind, name, frame)
             if call.wanted:
                 for at, value in enumerate(args):
-                    observer.show(call, Role.INPUT, (at,), value)
+                    unread = api.mutates and at == 0 and self.measurer.is_fresh(value)
+                    observer.show(call, Role.INPUT, (at,), value, unread=unread)
                 for key, value in kwargs.items():
-                    observer.show(call, Role.INPUT, (key,), value)
+                    unread = key == "out" and self.measurer.is_fresh(value)
+                    observer.show(call, Role.INPUT, (key,), value, unread=unread)
             follow = torch.is_grad_enabled() and observer.wants_backward(call)
             if follow and (api.mutates or "out" in kwargs or kwargs.get("inplace")):
                 edges = self.backward.edges(args, kwargs)
@@ -115,12 +129,12 @@ class FunctionTap:
             state.calls.pop()
         state.busy = True
         try:
+            if api.unseen is not None:
+                self._distrust_written(api.unseen, args, kwargs)
             shown = args[0] if result is None and api.mutates and args else result
             if call.wanted:
                 observer.show(call, Role.OUTPUT, (), shown, unread=api.treatment == UNINITIALISED)
                 observer.close_call(call)
-            if "::" in str(getattr(func, "_qualified_op_name", "")) and api.kind != "Aten":
-                self.measurer.distrust((*args, *kwargs.values()))
             if follow:
                 self.backward.arm(call, sequence, edges, args, kwargs, shown, watch=self._kernels)
         except Exception as error:  # the hook border

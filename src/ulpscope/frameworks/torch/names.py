@@ -158,6 +158,16 @@ _UNINITIALISED = frozenset(
     ]
 )
 _VF = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"])
+# Calls that write tensors without raising their version: which arguments, by position and keyword; () for all of them.
+_UNSEEN_WRITES: dict[str, tuple[int | str, ...]] = {
+    "Functional.batch_norm": (1, 2, "running_mean", "running_var"),
+    "Functional.instance_norm": (1, 2, "running_mean", "running_var"),
+    "Torch.batch_norm": (3, 4, "running_mean", "running_var"),
+    "Torch.instance_norm": (3, 4, "running_mean", "running_var"),
+    "Torch.native_batch_norm": (3, 4, "running_mean", "running_var"),
+    "Torch.fused_moving_avg_obs_fake_quant": (),
+}
+_UNSEEN_PREFIXES = ("_fused_", "_amp_", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 _SILENT_SPACES = frozenset({"profiler", "prim"})
 # Attributes of a tensor that compute; every other attribute is a query.
 _PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
@@ -210,16 +220,22 @@ _SIGNED = frozenset(
 _TORCH_FILES = (torch._tensor.__file__, torch.overrides.__file__)
 
 
+_TORCH_KINDS = frozenset({"Functional", "Init", "Torch", "Tensor", "VF", "Aten", *_SILENT_SPACES})
+
+
 class Api:
     """One torch function: its kind and name in a dump and how it is treated."""
 
-    __slots__ = ("kind", "mutates", "name", "signed", "treatment")
+    __slots__ = ("kind", "mutates", "name", "signed", "treatment", "unseen")
 
     def __init__(self, kind: str, name: str, treatment: int) -> None:
         self.kind = kind
         self.name = name
         self.treatment = treatment
         self.signed = kind == "Tensor" and name in _SIGNED
+        self.unseen = _UNSEEN_WRITES.get(f"{kind}.{name}")
+        if name.startswith(_UNSEEN_PREFIXES) or kind not in _TORCH_KINDS:
+            self.unseen = ()  # a foreign operator may write what it likes
         self.mutates = (
             (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         )

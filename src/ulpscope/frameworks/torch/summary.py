@@ -64,9 +64,11 @@ class TorchMeasurer:
         self._metas: dict[Any, _Meta] = {}
         self._texts: dict[str, int] = {}
         self._scalars: dict[Any, tuple[int, int, int]] = {}
-        self._known: dict[Any, tuple[Any, int, int]] = {}
+        self._known: dict[Any, tuple[Any, int, int, int]] = {}
+        self._rewritten: dict[int, int] = {}
         self._stored: dict[bytes, tuple[int, int]] = {}
         self._distrusted: set[int] = set()
+        self._fresh: dict[int, tuple[Any, int]] = {}
 
     def leaves(self, value: Any) -> Iterator[tuple[Path, Any]]:
         return tensors.leaves(value)
@@ -94,11 +96,27 @@ class TorchMeasurer:
         if not isinstance(value, Tensor):
             return self.row(value)
         self.distrust((value,))
+        if not value.is_inference():
+            self._fresh[id(value)] = (weakref.ref(value), value._version)
         return (
             self._text({"type": tensors.type_name(value), **_describe(value)}),
             NONE,
             self._text({"error": _UNINITIALISED}),
         )
+
+    def is_fresh(self, value: Any) -> bool:
+        """Whether a tensor is still as `empty` left it, as far as torch knows. A foreign kernel may have filled it: so
+        only the target of a call that is about to overwrite it is called unread for this."""
+        known = self._fresh.get(id(value)) if self._fresh else None
+        return known is not None and known[0]() is value and known[1] == value._version
+
+    def forget(self, values: Iterable[Any]) -> None:
+        """These tensors were just written, whatever their version says: measure them anew, once."""
+        for value in values:
+            if isinstance(value, Tensor):
+                base = value._base
+                owner = id(value if base is None else base)
+                self._rewritten[owner] = self._rewritten.get(owner, 0) + 1
 
     def distrust(self, values: Iterable[Any]) -> None:
         """From now on the memory of these tensors is measured each time."""
@@ -121,8 +139,9 @@ class TorchMeasurer:
             owner = value if base is None else base
             place = (id(owner), offset, meta.layout)
             version = value._version
+            writes = self._rewritten.get(id(owner), 0)
             known = self._known.get(place)
-            if known is not None and known[1] == version and known[0]() is owner:
+            if known is not None and known[1] == version and known[3] == writes and known[0]() is owner:
                 return known[2]
         pointer = value.data_ptr()
         if meta.nbytes and (not pointer or value.untyped_storage().nbytes() < (offset + meta.extent) * meta.itemsize):
@@ -132,7 +151,7 @@ class TorchMeasurer:
             payload = self._payload(pointer, meta)
         number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
         if reusable:
-            self._known[place] = (weakref.ref(owner), version, number)
+            self._known[place] = (weakref.ref(owner), version, number, writes)
         return number
 
     def _payload(self, pointer: int, meta: _Meta) -> tuple[int, int] | None:
@@ -218,12 +237,23 @@ def _describe(value: Tensor) -> dict[str, Any]:
         "device": str(value.device),
         "requires_grad": value.requires_grad,
     }
+    if value.is_nested:
+        # A ragged size is no number; -1 stands for it, and the text says more.
+        facts["shape"] = [size if type(size) is int else -1 for size in _nested_shape(value)]
+        facts["ragged"] = True
+        return facts
     facts["shape"] = [int(size) for size in value.shape]
     if value.layout is torch.strided:
         facts["stride"] = [int(step) for step in value.stride()]
     else:
         facts["layout"] = str(value.layout)
     return facts
+
+
+def _nested_shape(value: Tensor) -> list[Any]:
+    if value.layout is torch.jagged:
+        return list(value._size)  # type: ignore[attr-defined]
+    return [value._nested_tensor_size().shape[0], *[-1] * int(value._nested_tensor_size().shape[-1])]
 
 
 def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
@@ -241,9 +271,11 @@ def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
     if name == "DTensor" and isinstance(local, Tensor):
         extra = {"placements": [str(item) for item in value.placements], "local_shape": list(local.shape)}  # type: ignore[attr-defined]
         return local.detach(), extra
+    if value.is_nested and value.layout is torch.jagged:
+        return value._values.detach(), {}  # type: ignore[operator]
     if value.is_nested:
         parts = [part.reshape(-1) for part in value.unbind()]
-        return torch.cat(parts) if parts else value.new_empty(0), {"nested": len(parts)}
+        return torch.cat(parts) if parts else torch.empty(0, dtype=value.dtype), {}
     if value.layout in (torch.sparse_coo,):
         return value._values().detach().contiguous(), {"nnz": int(value._nnz())}
     if value.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):

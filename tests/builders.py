@@ -1,0 +1,112 @@
+"""Dumps made by hand, for tests that need no framework."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ulpscope import native
+from ulpscope.dtypes import DTYPES
+from ulpscope.records import Phase
+from ulpscope.store.layout import dump_folder
+from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, VALUE_BYTES
+from ulpscope.store.writer import DumpWriter
+
+
+def manifest(step: int = 0, rank: int = 0, state: str = "complete", **more: Any) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "framework": "pytorch",
+        "level": "op",
+        "step": step,
+        "rank": rank,
+        "world_size": 1,
+        "state": state,
+        "config": {"tensors": True},
+        "environment": {},
+        "notes": [],
+        **more,
+    }
+
+
+class DumpBuilder:
+    """Writes calls with numpy arrays as values, through the real writer."""
+
+    def __init__(self, run: Path, *, step: int = 0, rank: int = 0, payload_mb: int = 1) -> None:
+        self.folder = dump_folder(run, step, rank)
+        self.manifest = manifest(step, rank)
+        self.writer = DumpWriter(payload_bytes=payload_mb << 20)
+        self.writer.open(self.folder, {**self.manifest, "state": "open"})
+        self.seq = 0
+        self._texts: dict[str, int] = {}
+
+    def text(self, content: Any) -> int:
+        key = json.dumps(content)
+        if key not in self._texts:
+            self._texts[key] = self.writer.add_string(key)
+        return self._texts[key]
+
+    def call(
+        self,
+        kind: str,
+        name: str,
+        index: int = 0,
+        phase: Phase = Phase.FORWARD,
+        values: dict[tuple[Any, ...], Any] | None = None,
+        **fields: int,
+    ) -> int:
+        """Adds one call; `values` maps (role, *path) to an array, or to a plain value."""
+        row: list[int] = []
+        for slot, value in (values or {}).items():
+            row += [self.text(list(slot)), *self._value(value)]
+        seq = self.seq
+        self.seq += 1
+        self.writer.commit(
+            (
+                seq,
+                fields.get("parent", NONE64),
+                fields.get("origin", NONE64),
+                self.text(kind),
+                self.text(name),
+                index,
+                fields.get("again", 0),
+                len(row) // 4,
+                fields.get("stack", NONE32),
+                fields.get("note", NONE32),
+                fields.get("module", NONE32),
+                0,
+                PHASE_NUMBER[phase],
+                fields.get("flags", 0),
+                0,
+            ),
+            np.array(row, dtype="<u4").tobytes(),
+        )
+        assert not len(row) * 4 % VALUE_BYTES
+        return seq
+
+    def close(self) -> Path:
+        self.writer.close(self.manifest)
+        self.writer.shutdown()
+        return self.folder
+
+    def _value(self, value: Any) -> tuple[int, int, int]:
+        if not isinstance(value, np.ndarray):
+            return self.text({"type": type(value).__name__}), NONE32, self.text({"value": value})
+        dtype = DTYPES[str(value.dtype)]
+        array = np.ascontiguousarray(value)
+        meta = {
+            "type": "torch.Tensor",
+            "dtype": f"torch.{value.dtype}",
+            "shape": list(value.shape),
+            "stride": [step // array.itemsize for step in array.strides],
+            "device": "cpu",
+            "requires_grad": False,
+        }
+        pointer = array.ctypes.data_as(ctypes.c_void_p).value or 0
+        payload = self.writer.add_payload(pointer, dtype.itemsize, value.shape, None, array.nbytes)
+        flags = native.STATS | native.CRC | native.SKETCH
+        return self.text(meta), self.writer.add_measure(pointer, dtype.code, value.shape, None, flags, payload), NONE32
