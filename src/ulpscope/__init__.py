@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ulpscope.capture.session import Capture, capture
+    from ulpscope import capture
+    from ulpscope.capture.session import Capture
     from ulpscope.errors import CaptureError, ConfigError, DumpError, UlpscopeError
     from ulpscope.frameworks.torch.determinism import seed_all
     from ulpscope.store.reader import Dump, open_dump, open_run
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _HOMES = {
     "Capture": "capture.session",
-    "capture": "capture.session",
     "seed_all": "frameworks.torch.determinism",
     "Dump": "store.reader",
     "open_dump": "store.reader",
@@ -43,6 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "capture":
+        return importlib.import_module("ulpscope.capture")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ulpscope' has no attribute {name!r}")

@@ -77,6 +77,8 @@ class Recorder:
             return call
         if self.before_first is not None:
             self.before_first()
+        if state.guard is not None and frame is not None:
+            self._drop_left_over(state, frame)
         call = OpenCall(kind, name, next(self._counters[kind, name, phase]), phase)
         call.epoch = self._epoch
         call.seq = next(self._sequence)
@@ -100,6 +102,20 @@ class Recorder:
             elif state.calls:
                 call.stack = state.calls[-1].stack
         return call
+
+    def _drop_left_over(self, state: ThreadState, frame: FrameType) -> None:
+        """An optimizer step that raised is told by nobody: its frame is gone from the stack."""
+        guard = state.guard
+        walk: FrameType | None = frame
+        while walk is not None and guard is not None and walk is not guard[1]:
+            walk = walk.f_back
+        if guard is not None and walk is None:
+            state.guard = None
+            if guard[0] in state.calls:
+                del state.calls[state.calls.index(guard[0]) :]
+            guard[0].flags |= RAISED
+            guard[0].note = "ended with an exception"
+            self.close_call(guard[0])
 
     def open_backward(self, state: ThreadState, forward: OpenCall) -> OpenCall:
         if self.before_first is not None:

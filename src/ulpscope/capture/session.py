@@ -34,7 +34,7 @@ from ulpscope.errors import CaptureError
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import devices, probe
 from ulpscope.naming import SAVED, call_text
-from ulpscope.records import CallId, Level, Phase, Role
+from ulpscope.records import CallId, Phase, Role
 from ulpscope.store import layout
 from ulpscope.store.writer import DumpWriter
 
@@ -312,11 +312,6 @@ class Capture:
             log.info("process %d is a fork and is not recorded; call start() in it to record it", os.getpid())
 
 
-def capture(path: str | Path | None = None, *, model: Any = None, rank: int | None = None, **options: Any) -> Capture:
-    """A capture for a `with` block: recording begins with the block and ends with it."""
-    return Capture(path, model=model, rank=rank, **options)
-
-
 def claim(run: Path, rank: int, token: str, *, overwrite: bool) -> int:
     """Makes sure that this process mixes with no earlier run; returns its copy number among processes of the same rank."""
     copies = -1
@@ -358,4 +353,3 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-__all__ = ["Capture", "Level", "capture", "claim"]

@@ -57,7 +57,7 @@ class OpenCall:
 class ThreadState:
     """What one thread is doing: the calls it has open, and whether our own code is running on it."""
 
-    __slots__ = ("busy", "calls", "compiled", "mode", "modules", "number", "redispatched")
+    __slots__ = ("busy", "calls", "compiled", "guard", "mode", "modules", "number", "redispatched", "region")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -66,7 +66,10 @@ class ThreadState:
         self.modules: list[tuple[str, OpenCall | None, FrameType | None, int]] = []
         self.mode: Any = None
         self.compiled = 0
+        self.region: FrameType | None = None
         self.redispatched: Any = None
+        # A call whose end nobody tells when it raises, and the frame it runs in.
+        self.guard: tuple[OpenCall, FrameType] | None = None
 
 
 class Observer(Protocol):

@@ -18,37 +18,48 @@ class CodeSwap:
 
     def __init__(self, function: types.FunctionType, around: Around) -> None:
         self.function = function
+        self._around = around
         self._original = function.__code__
-        twin = types.FunctionType(
-            self._original, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-        )
-        twin.__kwdefaults__ = function.__kwdefaults__
-        self.original = twin
-
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return around(twin, args, kwargs)
-
-        self._code = _calling(call, self._original)
+        self._code: types.CodeType | None = None
+        self._target: list[Callable[..., Any]] = []
 
     def install(self) -> None:
-        self.function.__code__ = self._code
+        function, around = self.function, self._around
+        twin = self._twin()
+        self._target.append(lambda args, kwargs: around(twin, args, kwargs))
+        self._code = _calling(self._target, self._original)
+        function.__code__ = self._code
 
     def remove(self) -> None:
-        if self.function.__code__ is self._code:
-            self.function.__code__ = self._original
+        """Puts the function's own code back. A frame that still runs ours goes straight to the original."""
+        function = self.function
+        if self._code is None:
+            return
+        if function.__code__ is self._code:
+            function.__code__ = self._original
+        twin = self._twin()
+        # The collector does not look into code objects: without this the cycle through its constant lives for ever.
+        self._target[0] = lambda args, kwargs: twin(*args, **kwargs)
+        self._target, self._code = [], None
+
+    def _twin(self) -> types.FunctionType:
+        """The function as it was, under its own code."""
+        like = self.function
+        twin = types.FunctionType(self._original, like.__globals__, like.__name__, like.__defaults__, like.__closure__)
+        twin.__kwdefaults__ = like.__kwdefaults__
+        return twin
 
 
-def _calling(call: Callable[..., Any], original: types.CodeType) -> types.CodeType:
-    """Code that hands its arguments to `call`, with the same closure as the original."""
+def _calling(target: list[Callable[..., Any]], original: types.CodeType) -> types.CodeType:
+    """Code that hands its arguments to whatever is in `target`, with the same closure as the original."""
     lines = ["def outer():"]
     lines += [f"    {name} = None" for name in original.co_freevars]
     lines += ["    def inner(*args, **kwargs):"]
     lines += [f"        if 0: {name}" for name in original.co_freevars]
-    lines += ["        call = '__call__'", "        return call(args, kwargs)", "    return inner"]
+    lines += ["        target = '__target__'", "        return target[0](args, kwargs)", "    return inner"]
     scope: dict[str, Any] = {}
     exec("\n".join(lines), scope)
     code: types.CodeType = scope["outer"]().__code__
-    constants = tuple(call if constant == "__call__" else constant for constant in code.co_consts)
-    free = code.co_freevars
-    assert free == original.co_freevars, "a closure must keep its shape"
+    constants = tuple(target if constant == "__target__" else constant for constant in code.co_consts)
+    assert code.co_freevars == original.co_freevars, "a closure must keep its shape"
     return code.replace(co_consts=constants, co_name=original.co_name, co_filename=__file__)

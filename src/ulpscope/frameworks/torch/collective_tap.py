@@ -87,6 +87,15 @@ class CollectiveTap:
             torch.distributed.Work.wait = self._wait  # type: ignore[method-assign]
             self._wait = None
 
+    def pause(self) -> None:
+        """Gives the code back for a while."""
+        for swap in self._swaps:
+            swap.remove()
+
+    def unpause(self) -> None:
+        for swap in self._swaps:
+            swap.install()
+
     def finish_step(self) -> None:
         """What nobody waited for is closed without its outputs, and says so."""
         for number in list(self._waiting):

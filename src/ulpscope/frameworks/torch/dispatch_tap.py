@@ -29,7 +29,7 @@ class KernelMode(TorchDispatchMode):
         kwargs = kwargs or {}
         tap, state = self.tap, self.state
         if state.busy or not tap.observer.active or tap.names.of(func).treatment == IGNORED:
-            return func(*args, **kwargs)
+            return _redispatch(state, func, args, kwargs)
         return tap.run(state, func, args, kwargs)
 
 
@@ -48,7 +48,7 @@ class DispatchTap:
         observer = self.observer
         above = state.calls[-1] if state.calls else None
         if self.below is not None and not any(self.below(call) for call in state.calls):
-            return func(*args, **kwargs)
+            return _redispatch(state, func, args, kwargs)
         phase = Phase.FORWARD if torch._C._current_graph_task_id() == -1 else Phase.BACKWARD
         call: OpenCall | None = None
         api = self.names.of(func)
@@ -73,10 +73,8 @@ class DispatchTap:
         written = _written(func, args, kwargs)
         lists = [tensor for tensor in written if tensor.is_cpu] if _raises_late(func) else []
         versions = [tensor._version for tensor in lists]
-        # Inside a backward pass the function mode is on and would see this call a second time.
-        state.redispatched = func
         try:
-            result = func(*args, **kwargs)
+            result = _redispatch(state, func, args, kwargs)
         except BaseException as error:
             if call is not None:
                 observer.close_raised(call, error)
@@ -102,6 +100,15 @@ class DispatchTap:
         finally:
             state.busy = False
         return result
+
+
+def _redispatch(state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs the kernel. Inside a backward pass the function mode is on and must not take it for a call of the program."""
+    state.redispatched = func
+    try:
+        return func(*args, **kwargs)
+    finally:
+        state.redispatched = None
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -78,6 +78,13 @@ class ModuleTap:
         if self._parameters is not None:
             self._parameters.remove()
 
+    def pause(self) -> None:
+        """Gives the code back for a while."""
+        self._swap.remove()
+
+    def unpause(self) -> None:
+        self._swap.install()
+
     def finish_step(self) -> None:
         if self._parameters is not None:
             self._parameters.flush()

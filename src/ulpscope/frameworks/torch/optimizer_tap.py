@@ -42,9 +42,10 @@ class OptimizerTap:
         if state.busy or state.compiled:
             return
         try:
-            state.calls[:] = [call for call in state.calls if call.kind != OPTIMIZER]
-            call = observer.open_call(state, OPTIMIZER, type(optimizer).__name__, sys._getframe(1), phase=Phase.STEP)
+            frame = sys._getframe(1)
+            call = observer.open_call(state, OPTIMIZER, type(optimizer).__name__, frame, phase=Phase.STEP)
             state.calls.append(call)
+            state.guard = (call, frame)
         except Exception as error:  # the hook border
             observer.trouble("optimizer step", error)
 
@@ -56,6 +57,7 @@ class OptimizerTap:
         opened = _last(state.calls)
         if opened is not None:
             del state.calls[state.calls.index(opened) :]
+            state.guard = None
             observer.close_call(opened)
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import Module
 
 from ulpscope.errors import CaptureError
-from ulpscope.frameworks.base import Observer, OpenCall, Sink
+from ulpscope.frameworks.base import Observer, OpenCall, Sink, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.collective_tap import CollectiveTap
+from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
 from ulpscope.frameworks.torch.function_tap import CallMode, FunctionTap
 from ulpscope.frameworks.torch.module_tap import ModuleTap
@@ -81,13 +82,15 @@ class TorchProbe:
             (lambda state: KernelMode(dispatch, state)) if kernels else None,
             self.backward.finish_pass,
         )
+        self._compiled = CompiledTap(observer, self._suspend, self._resume)
+        self._suspended = 0
         self._collectives = CollectiveTap(observer, measurer)
         self._optimizers = OptimizerTap(observer)
         self._installed: list[Any] = []
 
     def install(self) -> None:
         try:
-            for tap in (self.modules, self._collectives, self._optimizers, self._threads):
+            for tap in (self.modules, self._collectives, self._optimizers, self._threads, self._compiled):
                 self._installed.append(tap)
                 tap.install()
         except BaseException:
@@ -97,6 +100,21 @@ class TorchProbe:
     def remove(self) -> None:
         while self._installed:
             self._installed.pop().remove()
+
+    def _suspend(self, state: ThreadState) -> None:
+        """A compiled region begins: this thread's modes go, and with the first region all exchanged code."""
+        self._threads.suspend(state)
+        self._suspended += 1
+        if self._suspended == 1:
+            for tap in (self.modules, self._collectives, self._threads):
+                tap.pause()
+
+    def _resume(self, state: ThreadState) -> None:
+        self._suspended -= 1
+        if self._suspended == 0:
+            for tap in (self.modules, self._collectives, self._threads):
+                tap.unpause()
+        self._threads.resume(state)
 
     def finish_step(self) -> None:
         """Closes everything that is still open, before a dump ends."""

@@ -272,7 +272,7 @@ def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
         extra = {"placements": [str(item) for item in value.placements], "local_shape": list(local.shape)}  # type: ignore[attr-defined]
         return local.detach(), extra
     if value.is_nested and value.layout is torch.jagged:
-        return value._values.detach(), {}  # type: ignore[operator]
+        return value._values.detach(), {}  # type: ignore[attr-defined]
     if value.is_nested:
         parts = [part.reshape(-1) for part in value.unbind()]
         return torch.cat(parts) if parts else torch.empty(0, dtype=value.dtype), {}

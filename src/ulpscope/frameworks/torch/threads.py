@@ -1,13 +1,11 @@
-"""Putting the modes on every thread, and taking them off while a compiled region runs.
+"""Putting the modes on every thread.
 
 A mode belongs to one thread. The thread that starts a capture gets it at once, a thread that begins later when it
-begins, an older one when it first calls a module. Dynamo would trace a mode, or compile anew because of it; so the modes
-are off while its callback is set, and a compiled region is recorded at its boundary.
+begins, an older one when it first calls a module.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 
-_SET_CALLBACK = "_maybe_set_eval_frame"  # called whenever a compiled region begins or ends
 MakeMode = Callable[[ThreadState], Any]
 
 
@@ -40,15 +37,12 @@ class ThreadTap:
         self._make_dispatch_mode = make_dispatch_mode
         self._swaps: list[CodeSwap] = []
         self._has_torch_function: Any = None
-        self._dynamo: tuple[Any, Callable[[Any], Any]] | None = None
 
     def install(self) -> None:
         self._swaps = [
             CodeSwap(threading.Thread._bootstrap_inner, self._new_thread),  # type: ignore[attr-defined]
-            CodeSwap(torch.compile, self._compile),  # type: ignore[arg-type]
             CodeSwap(torch.autograd.graph._engine_run_backward, self._run_engine),  # type: ignore[arg-type]
         ]
-        self._watch_dynamo()
         for swap in self._swaps:
             swap.install()
         self._hide_from_fast_paths()
@@ -58,10 +52,6 @@ class ThreadTap:
         for swap in self._swaps:
             swap.remove()
         self._swaps = []
-        if self._dynamo is not None:
-            dynamo, original = self._dynamo
-            setattr(dynamo, _SET_CALLBACK, original)
-            self._dynamo = None
         if self._has_torch_function is not None:
             torch.overrides.has_torch_function = self._has_torch_function
             self._has_torch_function = None
@@ -108,30 +98,25 @@ class ThreadTap:
         finally:
             self._after_backward()
 
-    def _watch_dynamo(self) -> None:
-        """Dynamo is heavy to import: it is watched where it is loaded already, else as soon as torch.compile loads it."""
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if dynamo is not None and self._dynamo is None and hasattr(dynamo, _SET_CALLBACK):
-            self._dynamo = (dynamo, getattr(dynamo, _SET_CALLBACK))
-            setattr(dynamo, _SET_CALLBACK, self._set_eval_frame)
+    def pause(self) -> None:
+        """Gives the code back for a while."""
+        for swap in self._swaps:
+            swap.remove()
+        torch.overrides.has_torch_function = self._has_torch_function
 
-    def _compile(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = original(*args, **kwargs)
-        if self.observer.active:
-            self._watch_dynamo()
-        return result
+    def unpause(self) -> None:
+        for swap in self._swaps:
+            swap.install()
+        self._hide_from_fast_paths()
 
-    def _set_eval_frame(self, callback: Any) -> Any:
-        state = self.observer.state()
-        compiling = callback is not None and callback is not False
-        if state.mode is not None and compiling != bool(state.compiled):
-            if compiling:
-                self._off(state)
-                self.observer.note("a compiled region (torch.compile) is recorded at its boundary only")
-            else:
-                self._on(state)
-            state.compiled = int(compiling)
-        return self._dynamo[1](callback) if self._dynamo is not None else callback
+    def suspend(self, state: ThreadState) -> None:
+        """Takes the modes off this thread for a while."""
+        if state.mode is not None:
+            self._off(state)
+
+    def resume(self, state: ThreadState) -> None:
+        if state.mode is not None:
+            self._on(state)
 
     def _hide_from_fast_paths(self) -> None:
         """torch's attention layers leave their fast path when any function mode is on; ours must not count."""

@@ -1,0 +1,100 @@
+"""Keeping out of compiled regions.
+
+Dynamo looks at every frame that runs below a compiled call: it would trace our modes and our exchanged code, or compile
+anew because of them. So all of it is taken away while a compiled region runs, or anything is being compiled, and put
+back afterwards. Such a region is recorded at its boundary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+
+from ulpscope.frameworks.base import Observer, ThreadState
+from ulpscope.frameworks.torch.codeswap import CodeSwap
+
+_SET_CALLBACK = "_maybe_set_eval_frame"  # called whenever a compiled region begins or ends
+_NOTE = "a compiled region (torch.compile) is recorded at its boundary only"
+
+
+class CompiledTap:
+    """Calls `suspend` and `resume` around compiled regions and compilations, once for each thread's outermost one."""
+
+    def __init__(
+        self, observer: Observer, suspend: Callable[[ThreadState], None], resume: Callable[[ThreadState], None]
+    ) -> None:
+        self.observer = observer
+        self._suspend = suspend
+        self._resume = resume
+        self._swap = CodeSwap(torch.compile, self._compile)  # type: ignore[arg-type]
+        self._dynamo: ModuleType | None = None
+        self._set_callback: Any = None
+
+    def install(self) -> None:
+        self._swap.install()
+        self._watch()
+
+    def remove(self) -> None:
+        self._swap.remove()
+        if self._dynamo is not None:
+            handler = sys.modules["torch._dynamo.callback"].callback_handler
+            setattr(self._dynamo, _SET_CALLBACK, self._set_callback)
+            handler.remove_start_callback(self._begin_compiling)
+            handler.remove_end_callback(self._end_compiling)
+            self._dynamo = None
+
+    def _compile(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
+        if self.observer.active:
+            self._watch()
+        return result
+
+    def _watch(self) -> None:
+        """Dynamo is heavy to import: it is watched where it is loaded already, else as soon as torch.compile loads it."""
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        callback = sys.modules.get("torch._dynamo.callback")
+        if dynamo is None or callback is None or self._dynamo is not None or not hasattr(dynamo, _SET_CALLBACK):
+            return
+        self._dynamo = dynamo
+        self._set_callback = getattr(dynamo, _SET_CALLBACK)
+        setattr(dynamo, _SET_CALLBACK, self._set_eval_frame)
+        callback.callback_handler.register_start_callback(self._begin_compiling)
+        callback.callback_handler.register_end_callback(self._end_compiling)
+
+    def _set_eval_frame(self, callback: Any) -> Any:
+        state = self.observer.state()
+        caller = sys._getframe(1)
+        compiled = callback is not None and callback is not False
+        if compiled and state.region is None:
+            state.region = caller
+            self._enter(state)
+            self.observer.note(_NOTE)
+        elif not compiled and state.region is not None and _ends(state.region, caller):
+            # Helpers that dynamo disables for itself pass here too, inside the region; only its own frame ends it.
+            state.region = None
+            self._leave(state)
+        return self._set_callback(callback)
+
+    def _begin_compiling(self, *_: Any) -> None:
+        self._enter(self.observer.state())
+
+    def _end_compiling(self, *_: Any) -> None:
+        self._leave(self.observer.state())
+
+    def _enter(self, state: ThreadState) -> None:
+        state.compiled += 1
+        if state.compiled == 1:
+            self._suspend(state)
+
+    def _leave(self, state: ThreadState) -> None:
+        state.compiled -= 1
+        if state.compiled == 0:
+            self._resume(state)
+
+
+def _ends(region: FrameType, caller: FrameType) -> bool:
+    return caller is region or caller.f_code.co_name == "__exit__"
