@@ -40,6 +40,8 @@ class Recorder:
         self._some_roles = not all(selection.wants_role(role) for role in Role)
         self._stacks = Stacks(self._text) if stacks else None
         self._local = threading.local()
+        # Held by every thread while our code runs on it, and while a step ends: numbers belong to one dump.
+        self.gate = threading.RLock()
         self._threads = itertools.count()
         self._packers: dict[int, Struct] = {}
         self._epoch = 0
@@ -67,6 +69,17 @@ class Recorder:
         except AttributeError:
             found = self._local.state = ThreadState(next(self._threads))
         return found
+
+    def enter(self, state: ThreadState) -> bool:
+        if state.busy:
+            return False
+        self.gate.acquire()
+        state.busy = True
+        return True
+
+    def leave(self, state: ThreadState) -> None:
+        state.busy = False
+        self.gate.release()
 
     def open_call(
         self, state: ThreadState, kind: str, name: str, frame: FrameType | None, *, phase: Phase = Phase.FORWARD
@@ -121,6 +134,7 @@ class Recorder:
         if self.before_first is not None:
             self.before_first()
         call = OpenCall(forward.kind, forward.name, forward.index, Phase.BACKWARD)
+        call.epoch = self._epoch
         call.seq = next(self._sequence)
         call.thread = state.number
         call.module = forward.module
@@ -135,7 +149,7 @@ class Recorder:
         return call
 
     def show(self, call: OpenCall, role: Role, path: tuple[PathStep, ...], value: Any, *, unread: bool = False) -> None:
-        if self._some_roles and not self._selection.wants_role(role):
+        if call.epoch != self._epoch or (self._some_roles and not self._selection.wants_role(role)):
             return
         values, measurer = call.values, self.measurer
         row = measurer.unread if unread else measurer.row
@@ -147,6 +161,9 @@ class Recorder:
 
     def close_call(self, call: OpenCall) -> None:
         if not call.wanted:
+            return
+        if call.epoch != self._epoch:
+            self.note("calls that were under way when a step ended are not recorded")
             return
         values = call.values
         count = len(values)
@@ -181,9 +198,10 @@ class Recorder:
         if not call.wanted or not self.active:
             return
         try:
-            call.flags |= RAISED
-            call.note = f"{type(error).__name__}: {error}"[:1000]
-            self.close_call(call)
+            with self.gate:
+                call.flags |= RAISED
+                call.note = f"{type(error).__name__}: {error}"[:1000]
+                self.close_call(call)
         except Exception as trouble:  # the hook border
             self.trouble(call.name, trouble)
 

@@ -113,7 +113,7 @@ class Capture:
 
     def stop(self) -> None:
         """Ends recording and leaves torch as it was. The step's dump is complete on disk; start may follow."""
-        if not self.started:
+        if not self.started or os.getpid() != self._pid:
             return
         self._switch_off()
         self._release()
@@ -121,10 +121,13 @@ class Capture:
 
     def step(self) -> None:
         """Ends the current step. While started, the next one is recorded from here on."""
-        self._finish_dump("complete")
-        self.current_step += 1
-        if self.started:
-            self._switch_on(eager=False)
+        if os.getpid() != self._pid:
+            return
+        with self._recorder.gate:
+            self._finish_dump("complete")
+            self.current_step += 1
+            if self.started:
+                self._switch_on(eager=False)
 
     def save(self, name: str, value: Any, *, gradient: bool = True) -> None:
         """Records one value under a name of your own (`x.0.debug`), and its gradient (`x_grad.0.debug`) when it comes."""
@@ -191,8 +194,9 @@ class Capture:
 
     def _switch_off(self) -> None:
         if self._recorder.active and self._probe is not None:
-            self._probe.finish_step()
-            self._recorder.active = False
+            with self._recorder.gate:
+                self._probe.finish_step()
+                self._recorder.active = False
             self._probe.remove()
 
     def _release(self) -> None:
@@ -269,7 +273,7 @@ class Capture:
         if not recorder.active:
             return
         state = recorder.state()
-        busy, state.busy = state.busy, True
+        entered = recorder.enter(state)
         try:
             call = recorder.open_call(state, SAVED, name, None, phase=Phase.DEBUG)
             recorder.show(call, Role.OUTPUT, path, value)
@@ -277,7 +281,8 @@ class Capture:
         except Exception as error:  # the hook border
             recorder.trouble(f"saved value {name}", error)
         finally:
-            state.busy = busy
+            if entered:
+                recorder.leave(state)
 
     def _on_failure(self, why: str) -> None:
         log.warning("%s", why)
@@ -289,7 +294,6 @@ class Capture:
 
     def _after_fork(self) -> None:
         """A forked child writes a dump of its own; the parent's files and rings are not its business."""
-        _on.clear()
         if self._probe is not None:
             self._probe.remove()
         self.started = False
@@ -303,6 +307,7 @@ class Capture:
     def _in_child(self) -> None:
         """Right after a fork. An unattended capture goes on in the child; any other waits for a start of its own."""
         self._recorder.active = False
+        _on.clear()
         if self.unattended and self.started:
             self._after_fork()
             self.start()

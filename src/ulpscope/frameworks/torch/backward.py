@@ -32,7 +32,7 @@ _no_functions = torch._C.DisableTorchFunction
 class _Gradients:
     """What has arrived of one backward of one call made of several nodes."""
 
-    __slots__ = ("expected", "forward", "left", "open", "parts", "sums", "waiting")
+    __slots__ = ("expected", "forward", "left", "open", "parts", "sums", "thread", "waiting")
 
     def __init__(self, forward: OpenCall, expected: int, parts: dict[Path, int]) -> None:
         self.forward = forward
@@ -41,6 +41,7 @@ class _Gradients:
         self.waiting = dict(parts)
         self.sums: dict[Path, Tensor] = {}
         self.open: OpenCall | None = None
+        self.thread = 0
 
     def reset(self) -> None:
         self.left = self.expected
@@ -69,9 +70,8 @@ class _AfterNode:
             observer.note(_LATE)
             return
         state = observer.state()
-        if state.busy:
+        if not observer.enter(state):
             return
-        state.busy = True
         try:
             with _no_functions():
                 opened = observer.open_backward(state, self.call)
@@ -85,7 +85,7 @@ class _AfterNode:
         except Exception as error:  # the hook border
             observer.trouble(f"backward of {self.call.kind}.{self.call.name}", error)
         finally:
-            state.busy = False
+            observer.leave(state)
 
 
 class BackwardTap:
@@ -152,12 +152,22 @@ class BackwardTap:
                 return
         self._arm_several(call, sequence, roots, edges, watch)
 
-    def finish_pass(self) -> None:
-        """Closes what is still open once the outermost backward pass is over: some edges never carry a gradient."""
-        if torch._C._current_graph_task_id() != -1 or not self._unfinished:
+    def finish_pass(self, *, all_threads: bool = False) -> None:
+        """Closes what is still open once the outermost backward pass of a thread is over: some edges never carry a
+        gradient. With `all_threads`, what any thread has open: the step ends."""
+        if torch._C._current_graph_task_id() != -1 or not self._unfinished or not self.observer.active:
             return
-        for gradients in list(self._unfinished.values()):
-            self._finish(gradients)
+        state = self.observer.state()
+        entered = self.observer.enter(state)
+        try:
+            for gradients in list(self._unfinished.values()):
+                if all_threads or gradients.thread == state.number:
+                    self._finish(gradients)
+        except Exception as error:  # the hook border
+            self.observer.trouble("the end of a backward pass", error)
+        finally:
+            if entered:
+                self.observer.leave(state)
 
     # --- one node: the usual case -------------------------------------------------------------------------------
 
@@ -249,13 +259,13 @@ class BackwardTap:
             observer.note(_LATE)
             return
         state = observer.state()
-        if state.busy:
+        if not observer.enter(state):
             return
-        state.busy = True
         try:
             with _no_functions():
                 if gradients.open is None:
                     gradients.open = observer.open_backward(state, gradients.forward)
+                    gradients.thread = state.number
                     self._unfinished[id(gradients)] = gradients
                 show(gradients.open)
                 gradients.left -= 1
@@ -264,7 +274,7 @@ class BackwardTap:
         except Exception as error:  # the hook border
             observer.trouble(f"backward of {gradients.forward.kind}.{gradients.forward.name}", error)
         finally:
-            state.busy = False
+            observer.leave(state)
 
     def _finish(self, gradients: _Gradients) -> None:
         self._unfinished.pop(id(gradients), None)

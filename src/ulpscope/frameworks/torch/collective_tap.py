@@ -112,7 +112,7 @@ class CollectiveTap:
             if state.busy or state.compiled or any(call.kind == KIND for call in state.calls):
                 return original(*args, **kwargs)
             call: OpenCall | None = None
-            state.busy = True
+            observer.enter(state)
             try:
                 with torch._C.DisableTorchFunction():
                     call = observer.open_call(state, KIND, name, sys._getframe(1))
@@ -124,7 +124,7 @@ class CollectiveTap:
             except Exception as error:  # the hook border
                 observer.trouble(f"{KIND}.{name}", error)
             finally:
-                state.busy = False
+                observer.leave(state)
             if call is None:
                 return original(*args, **kwargs)
             state.calls.append(call)
@@ -135,14 +135,14 @@ class CollectiveTap:
                 raise
             finally:
                 state.calls.remove(call)
-            state.busy = True
+            observer.enter(state)
             try:
                 with torch._C.DisableTorchFunction():
                     self._finish(name, call, args, kwargs, result)
             except Exception as error:  # the hook border
                 observer.trouble(f"{KIND}.{name}", error)
             finally:
-                state.busy = False
+                observer.leave(state)
             return result
 
         return around
@@ -174,7 +174,7 @@ class CollectiveTap:
             return
         observer, (call, outputs) = self.observer, found
         state = observer.state()
-        busy, state.busy = state.busy, True
+        entered = observer.enter(state)
         try:
             with torch._C.DisableTorchFunction():
                 for path, reference in outputs:
@@ -189,7 +189,8 @@ class CollectiveTap:
         except Exception as error:  # the hook border
             observer.trouble(f"{KIND}.{call.name}", error)
         finally:
-            state.busy = busy
+            if entered:
+                observer.leave(state)
 
 
 def _operands(value: Any) -> Any:

@@ -17,7 +17,9 @@ import torch
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 
-_SET_CALLBACK = "_maybe_set_eval_frame"  # called whenever a compiled region begins or ends
+# Both are called in the frame of a compiled call: the first before it looks at the dispatcher's state, the second at its end.
+_FIRST, _LAST = "set_eval_frame", "_maybe_set_eval_frame"
+_COMPILED_CALL = "compile_wrapper"
 _NOTE = "a compiled region (torch.compile) is recorded at its boundary only"
 
 
@@ -30,19 +32,25 @@ class CompiledTap:
         self.observer = observer
         self._suspend = suspend
         self._resume = resume
-        self._swap = CodeSwap(torch.compile, self._compile)  # type: ignore[arg-type]
+        self._swaps = [CodeSwap(torch.compile, self._compile)]  # type: ignore[arg-type]
+        for tracer in (torch.jit.trace, torch.jit.trace_module, torch.jit.script, torch.fx.symbolic_trace):
+            self._swaps.append(CodeSwap(tracer, self._trace))  # type: ignore[arg-type]
         self._dynamo: ModuleType | None = None
-        self._set_callback: Any = None
+        self._first: Any = None
+        self._last: Any = None
 
     def install(self) -> None:
-        self._swap.install()
+        for swap in self._swaps:
+            swap.install()
         self._watch()
 
     def remove(self) -> None:
-        self._swap.remove()
+        for swap in self._swaps:
+            swap.remove()
         if self._dynamo is not None:
             handler = sys.modules["torch._dynamo.callback"].callback_handler
-            setattr(self._dynamo, _SET_CALLBACK, self._set_callback)
+            setattr(self._dynamo, _FIRST, self._first)
+            setattr(self._dynamo, _LAST, self._last)
             handler.remove_start_callback(self._begin_compiling)
             handler.remove_end_callback(self._end_compiling)
             self._dynamo = None
@@ -53,31 +61,58 @@ class CompiledTap:
             self._watch()
         return result
 
+    def _trace(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A tracer writes down what it sees: it must not see us."""
+        state = self.observer.state()
+        self._enter(state)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._leave(state)
+
     def _watch(self) -> None:
         """Dynamo is heavy to import: it is watched where it is loaded already, else as soon as torch.compile loads it."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         callback = sys.modules.get("torch._dynamo.callback")
-        if dynamo is None or callback is None or self._dynamo is not None or not hasattr(dynamo, _SET_CALLBACK):
+        if (
+            dynamo is None
+            or callback is None
+            or self._dynamo is not None
+            or not all(hasattr(dynamo, name) for name in (_FIRST, _LAST, "skip_code"))
+        ):
             return
         self._dynamo = dynamo
-        self._set_callback = getattr(dynamo, _SET_CALLBACK)
-        setattr(dynamo, _SET_CALLBACK, self._set_eval_frame)
+        dynamo.skip_code(CompiledTap._set_first.__code__)
+        self._first, self._last = getattr(dynamo, _FIRST), getattr(dynamo, _LAST)
+        setattr(dynamo, _FIRST, self._set_first)
+        setattr(dynamo, _LAST, self._set_last)
         callback.callback_handler.register_start_callback(self._begin_compiling)
         callback.callback_handler.register_end_callback(self._end_compiling)
 
-    def _set_eval_frame(self, callback: Any) -> Any:
+    def _set_first(self, callback: Any) -> Any:
+        prior = self._first(callback)  # before anything else: until then dynamo looks at every frame of ours
         state = self.observer.state()
         caller = sys._getframe(1)
-        compiled = callback is not None and callback is not False
-        if compiled and state.region is None:
-            state.region = caller
-            self._enter(state)
-            self.observer.note(_NOTE)
-        elif not compiled and state.region is not None and _ends(state.region, caller):
+        if state.region is None and caller.f_code.co_name == _COMPILED_CALL:
+            self._begin_region(state, caller)
+        return prior
+
+    def _set_last(self, callback: Any) -> Any:
+        state = self.observer.state()
+        caller = sys._getframe(1)
+        if callback is not None and callback is not False:
+            if state.region is None:
+                self._begin_region(state, caller)
+        elif state.region is not None and _ends(state.region, caller):
             # Helpers that dynamo disables for itself pass here too, inside the region; only its own frame ends it.
             state.region = None
             self._leave(state)
-        return self._set_callback(callback)
+        return self._last(callback)
+
+    def _begin_region(self, state: ThreadState, caller: FrameType) -> None:
+        state.region = caller
+        self._enter(state)
+        self.observer.note(_NOTE)
 
     def _begin_compiling(self, *_: Any) -> None:
         self._enter(self.observer.state())

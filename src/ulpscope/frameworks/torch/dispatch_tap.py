@@ -52,7 +52,7 @@ class DispatchTap:
         phase = Phase.FORWARD if torch._C._current_graph_task_id() == -1 else Phase.BACKWARD
         call: OpenCall | None = None
         api = self.names.of(func)
-        state.busy = True
+        observer.enter(state)
         try:
             with torch._C.DisableTorchFunction():
                 call = observer.open_call(state, api.kind, api.name, None, phase=phase)
@@ -69,7 +69,7 @@ class DispatchTap:
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
-            state.busy = False
+            observer.leave(state)
         written = _written(func, args, kwargs)
         lists = [tensor for tensor in written if tensor.is_cpu] if _raises_late(func) else []
         versions = [tensor._version for tensor in lists]
@@ -89,7 +89,7 @@ class DispatchTap:
             self.measurer.distrust(leaf for value in (*args, *kwargs.values()) for _, leaf in leaves(value))
         if call is None or not call.wanted:
             return result
-        state.busy = True
+        observer.enter(state)
         try:
             with torch._C.DisableTorchFunction():
                 shown = args[0] if result is None and func._schema.is_mutable and args else result
@@ -98,7 +98,7 @@ class DispatchTap:
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
-            state.busy = False
+            observer.leave(state)
         return result
 
 

@@ -34,6 +34,10 @@ class CallMode(TorchFunctionMode):
         self.tap = tap
         self.state = state
 
+    def is_dead(self) -> bool:
+        """Whether its capture has ended."""
+        return not self.tap.observer.active
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -94,7 +98,8 @@ class FunctionTap:
         self, state: ThreadState, api: Api, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         observer = self.observer
-        state.busy = True
+        if not observer.enter(state):
+            return func(*args, **kwargs)
         call: OpenCall | None = None
         edges = None
         try:
@@ -115,7 +120,7 @@ class FunctionTap:
             observer.trouble(f"{api.kind}.{api.name}", error)
             follow = False
         finally:
-            state.busy = False
+            observer.leave(state)
         if call is None:
             return func(*args, **kwargs)
         sequence = _get_sequence_nr()
@@ -127,7 +132,7 @@ class FunctionTap:
             raise
         finally:
             state.calls.pop()
-        state.busy = True
+        observer.enter(state)
         try:
             if api.unseen is not None:
                 self._distrust_written(api.unseen, args, kwargs)
@@ -140,5 +145,5 @@ class FunctionTap:
         except Exception as error:  # the hook border
             observer.trouble(f"{api.kind}.{api.name}", error)
         finally:
-            state.busy = False
+            observer.leave(state)
         return result

@@ -62,7 +62,16 @@ class ModuleNames:
 class ModuleTap:
     """Opens and closes module calls. With `records` False it only tells other calls which module they are in."""
 
-    def __init__(self, observer: Observer, backward: BackwardTap, *, models: Sequence[Module], records: bool) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        backward: BackwardTap,
+        *,
+        models: Sequence[Module],
+        records: bool,
+        new_thread: Callable[[ThreadState], None],
+    ) -> None:
+        self._new_thread = new_thread
         self.observer = observer
         self.backward = backward
         self.names = ModuleNames(models)
@@ -96,6 +105,8 @@ class ModuleTap:
         state = observer.state()
         if state.busy or state.compiled or not isinstance(args[0], Module):
             return original(*args, **kwargs)
+        if state.mode is None:
+            self._new_thread(state)
         module = args[0]
         call: OpenCall | None = None
         edges = None
@@ -103,7 +114,7 @@ class ModuleTap:
         frame = sys._getframe(1)
         depth = len(state.modules)
         sequence = 0
-        state.busy = True
+        observer.enter(state)
         try:
             with _no_functions():
                 path = self.names.of(module, state.modules[-1][0] if depth else "")
@@ -128,7 +139,7 @@ class ModuleTap:
         except Exception as error:  # the hook border
             observer.trouble(f"module {type(module).__name__}", error)
         finally:
-            state.busy = False
+            observer.leave(state)
         if call is None:
             return original(*args, **kwargs)
         if call.wanted:
@@ -143,7 +154,7 @@ class ModuleTap:
             if call.wanted:
                 _unwind(state, call)
         if call.wanted or follow:
-            state.busy = True
+            observer.enter(state)
             try:
                 with _no_functions():
                     if call.wanted:
@@ -154,7 +165,7 @@ class ModuleTap:
             except Exception as error:  # the hook border
                 observer.trouble(f"module {type(module).__name__}", error)
             finally:
-                state.busy = False
+                observer.leave(state)
         return result
 
 
@@ -206,9 +217,8 @@ class ParameterGradients:
         if not observer.active:
             return
         state = observer.state()
-        if state.busy:
+        if not observer.enter(state):
             return
-        state.busy = True
         try:
             with _no_functions():
                 for owner, key in self._owners.get(id(value), ()):
@@ -229,4 +239,4 @@ class ParameterGradients:
         except Exception as error:  # the hook border
             observer.trouble("parameter gradients", error)
         finally:
-            state.busy = False
+            observer.leave(state)

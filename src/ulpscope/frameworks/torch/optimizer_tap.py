@@ -39,7 +39,7 @@ class OptimizerTap:
         if not observer.active:
             return
         state = observer.state()
-        if state.busy or state.compiled:
+        if state.compiled or not observer.enter(state):
             return
         try:
             frame = sys._getframe(1)
@@ -48,6 +48,8 @@ class OptimizerTap:
             state.guard = (call, frame)
         except Exception as error:  # the hook border
             observer.trouble("optimizer step", error)
+        finally:
+            observer.leave(state)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         observer = self.observer
@@ -58,7 +60,10 @@ class OptimizerTap:
         if opened is not None:
             del state.calls[state.calls.index(opened) :]
             state.guard = None
+            entered = observer.enter(state)
             observer.close_call(opened)
+            if entered:
+                observer.leave(state)
 
 
 def _last(calls: list[OpenCall]) -> OpenCall | None:

@@ -71,7 +71,13 @@ class TorchProbe:
     ) -> None:
         kernels = level is Level.KERNEL
         self.backward = BackwardTap(observer)
-        self.modules = ModuleTap(observer, self.backward, models=models, records=level is not Level.OP)
+        self.modules = ModuleTap(
+            observer,
+            self.backward,
+            models=models,
+            records=level is not Level.OP,
+            new_thread=lambda state: self._threads.enter(state),
+        )
         self._functions = FunctionTap(
             observer, measurer, self.backward, records=level is not Level.MODULE, kernels=kernels
         )
@@ -118,7 +124,7 @@ class TorchProbe:
 
     def finish_step(self) -> None:
         """Closes everything that is still open, before a dump ends."""
-        self.backward.finish_pass()
+        self.backward.finish_pass(all_threads=True)
         self.modules.finish_step()
         self._collectives.finish_step()
         self._optimizers.finish_step()

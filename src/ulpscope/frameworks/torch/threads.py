@@ -60,6 +60,7 @@ class ThreadTap:
     def enter(self, state: ThreadState) -> None:
         """Puts this thread's modes below those of the user, so that his `with` blocks end as they began."""
         if state.mode is None:
+            _drop_dead_modes()
             kernel = self._make_dispatch_mode(state) if self._make_dispatch_mode is not None else None
             state.mode = (self._make_function_mode(state), kernel)
             self._on(state)
@@ -90,12 +91,14 @@ class ThreadTap:
         """A backward pass: torch took the mode off to run `Tensor.backward`; Python inside the pass must be seen."""
         state = self.observer.state()
         mode = state.mode[0] if state.mode is not None and self.observer.active and not state.compiled else None
+        depth = len(state.calls)
         try:
             if mode is None or _is_on(mode):
                 return original(*args, **kwargs)
             with mode:
                 return original(*args, **kwargs)
         finally:
+            del state.calls[depth:]  # a node that raised has left its call there
             self._after_backward()
 
     def pause(self) -> None:
@@ -144,6 +147,14 @@ def _insert_function_mode(mode: TorchFunctionMode) -> None:
     torch._C._push_on_torch_function_stack(mode)
     for other in reversed(above):
         torch._C._push_on_torch_function_stack(other)
+
+
+def _drop_dead_modes() -> None:
+    """Takes off what a capture that has ended left on a thread it could not reach."""
+    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    for mode in reversed(modes):
+        if not getattr(mode, "is_dead", bool)():
+            torch._C._push_on_torch_function_stack(mode)
 
 
 def _is_on(mode: TorchFunctionMode) -> bool:
