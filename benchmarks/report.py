@@ -80,25 +80,27 @@ def _rates(name: str, costs: dict[str, Any]) -> str:
     ours, peer = costs["ulpscope"], costs.get("msprobe")
     for clock in ("cpu", "wall"):
 
-        def rate(cost: Any, clock: str = clock) -> float:
-            return cost.logical / max(getattr(cost, f"extra_{clock}"), 1e-9) / 1e9
+        def rate(cost: Any, nbytes: str = "logical", clock: str = clock) -> float:
+            return getattr(cost, nbytes) / max(getattr(cost, f"extra_{clock}"), 1e-9) / 1e9
 
         target = Target(f">= {RATE_FACTOR:.0f} x peer", lambda a, b: rate(a) >= RATE_FACTOR * rate(b), needs_peer=True)
         both = not isinstance(ours, str) and peer is not None and not isinstance(peer, str)
         rows.append(
             [
                 f"extra {clock} second",
-                _shown(ours, lambda cost: f"{cost.logical / 1e9:.2f}"),
-                _shown(ours, lambda cost: f"{cost.distinct / 1e9:.2f}"),
-                _shown(peer, lambda cost: f"{cost.logical / 1e9:.2f}"),
+                _shown(ours, lambda cost: f"{cost.logical / 1e9:.3f}"),
+                _shown(ours, lambda cost: f"{cost.distinct / 1e9:.3f}"),
+                _shown(peer, lambda cost: f"{cost.logical / 1e9:.3f}"),
                 _shown(ours, lambda cost: f"{rate(cost):.2f}"),
+                _shown(ours, lambda cost: f"{rate(cost, 'distinct'):.2f}"),
                 _shown(peer, lambda cost: f"{rate(cost):.2f}"),
                 f"{rate(ours) / rate(peer):.1f}" if both else NOTHING,
                 target.text if judged else NOTHING,
                 target.verdict(ours, peer) if judged else NOTHING,
             ]
         )
-    head = ["full tensors, per", "logical GB ours", "distinct GB ours", "GB peer", "GB/s ours", "GB/s peer", "factor"]
+    head = ["full tensors, per", "logical GB ours", "distinct GB ours", "GB peer"]
+    head += ["GB/s ours", "distinct GB/s ours", "GB/s peer", "factor"]
     return _table([*head, "target", "verdict"], rows)
 
 

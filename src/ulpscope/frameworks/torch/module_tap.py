@@ -72,6 +72,7 @@ class ModuleTap:
         new_thread: Callable[[ThreadState], None],
     ) -> None:
         self._new_thread = new_thread
+        self.outermost: Callable[[Module], None] | None = None
         self.observer = observer
         self.backward = backward
         self.names = ModuleNames(models)
@@ -94,6 +95,11 @@ class ModuleTap:
     def unpause(self) -> None:
         self._swap.install()
 
+    def release(self, value: Tensor) -> None:
+        """Lets go of a parameter; it is watched again when its module is next called."""
+        if self._parameters is not None:
+            self._parameters.release(value)
+
     def finish_step(self) -> None:
         if self._parameters is not None:
             self._parameters.flush()
@@ -108,6 +114,10 @@ class ModuleTap:
         if state.mode is None:
             self._new_thread(state)
         module = args[0]
+        if self.outermost is not None and not state.modules:
+            self.outermost(module)
+            if self.observer.active is False:  # that was the end of what is wanted
+                return original(*args, **kwargs)
         call: OpenCall | None = None
         edges = None
         follow = False
@@ -200,12 +210,19 @@ class ParameterGradients:
                 self._watched[id(value)] = (value, handle, fresh)
 
     def remove(self) -> None:
-        for value, handle, fresh in self._watched.values():
+        for value, _, _ in list(self._watched.values()):
+            self.release(value)
+        self._owners.clear()
+
+    def release(self, value: Tensor) -> None:
+        found = self._watched.pop(id(value), None)
+        if found is not None:
+            _, handle, fresh = found
             handle.remove()
             if fresh and not value._post_accumulate_grad_hooks:
                 value._post_accumulate_grad_hooks = None  # type: ignore[assignment]
-        self._watched.clear()
-        self._owners.clear()
+            for owner, _ in self._owners.pop(id(value), ()):
+                self._sizes[owner] -= 1
 
     def flush(self) -> None:
         for opened, _ in self._open.values():

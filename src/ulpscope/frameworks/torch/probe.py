@@ -12,6 +12,7 @@ from torch.nn import Module
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.base import Observer, OpenCall, Sink, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
+from ulpscope.frameworks.torch.codeswap import CodeSwap
 from ulpscope.frameworks.torch.collective_tap import CollectiveTap
 from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
@@ -92,11 +93,20 @@ class TorchProbe:
         self._suspended = 0
         self._collectives = CollectiveTap(observer, measurer)
         self._optimizers = OptimizerTap(observer)
+        self._measurer = measurer
+        self._swapping = CodeSwap(torch.utils.swap_tensors, self._swap_tensors)  # type: ignore[arg-type]
         self._installed: list[Any] = []
 
     def install(self) -> None:
         try:
-            for tap in (self.modules, self._collectives, self._optimizers, self._threads, self._compiled):
+            for tap in (
+                self.modules,
+                self._collectives,
+                self._optimizers,
+                self._threads,
+                self._compiled,
+                self._swapping,
+            ):
                 self._installed.append(tap)
                 tap.install()
         except BaseException:
@@ -106,6 +116,14 @@ class TorchProbe:
     def remove(self) -> None:
         while self._installed:
             self._installed.pop().remove()
+
+    def _swap_tensors(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """torch exchanges two tensors only if nothing else refers to them."""
+        for value in (*args, *kwargs.values()):
+            self._measurer.release(value)
+            self.modules.release(value)
+        del value
+        return original(*args, **kwargs)
 
     def _suspend(self, state: ThreadState) -> None:
         """A compiled region begins: this thread's modes go, and with the first region all exchanged code."""

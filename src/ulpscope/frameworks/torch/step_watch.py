@@ -21,7 +21,10 @@ from ulpscope.frameworks.torch.codeswap import CodeSwap
 
 
 class StepWatch:
-    """Calls `next_step` between two steps, and `first_forward` when the first model runs. On for the whole program."""
+    """Calls `next_step` between two steps, and `first_forward` when the first model runs.
+
+    While a capture records, its module tap tells `outermost`; while it does not, `install` makes us see for ourselves.
+    """
 
     def __init__(self, next_step: Callable[[], None], first_forward: Callable[[], None]) -> None:
         self._next_step = next_step
@@ -32,36 +35,25 @@ class StepWatch:
         self._forwards = 0
         self._optimizer_steps = 0
         self._ended = False
+        self._installed = False
         self._swap = CodeSwap(Module.__call__, self._around)  # type: ignore[arg-type]
-        self._handle: Any = None
+        register_optimizer_step_post_hook(self._after_optimizer)
 
     def install(self) -> None:
-        self._swap.install()
-        self._handle = register_optimizer_step_post_hook(self._after_optimizer)
+        if not self._installed:
+            self._installed = True
+            self._swap.install()
 
     def remove(self) -> None:
-        self._swap.remove()
-        self._handle.remove()
+        if self._installed:
+            self._installed = False
+            self._swap.remove()
 
-    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._optimizer_steps += 1
-        if self._forwards:
-            self._ended = True
-        else:
-            self._next_step()
-
-    def _around(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        local = self._local
-        depth = getattr(local, "depth", 0)
-        if not depth and args:
-            self._outermost(args[0])
-        local.depth = depth + 1
-        try:
-            return original(*args, **kwargs)
-        finally:
-            local.depth = depth
-
-    def _outermost(self, module: Module) -> None:
+    def outermost(self, module: Module) -> None:
+        """A model begins its forward, called by no other."""
+        if getattr(self._local, "told", False):
+            self._local.told = False
+            return
         if self._ended:
             self._ended = False
             self._next_step()
@@ -74,6 +66,28 @@ class StepWatch:
             self._first_forward()
         elif not self._optimizer_steps and not _has_optimizer():
             self._next_step()
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._optimizer_steps += 1
+        if self._forwards:
+            self._ended = True
+        else:
+            self._next_step()
+
+    def _around(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        local = self._local
+        depth = getattr(local, "depth", 0)
+        if not depth:
+            self.outermost(args[0])
+            if not self._installed:
+                # The new step is recorded: the call goes through the module tap, which need not tell us again.
+                local.told = True
+                return Module.__call__(*args, **kwargs)
+        local.depth = depth + 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            local.depth = depth
 
     def _size(self, module: Module) -> int:
         known = self._sizes.get(id(module))
@@ -89,4 +103,4 @@ def _counts(value: Any) -> bool:
 
 def _has_optimizer() -> bool:
     """Whether any optimizer is alive: then several forwards before its step are one step."""
-    return any(isinstance(thing, Optimizer) for thing in gc.get_objects())
+    return any(issubclass(type(thing), Optimizer) for thing in gc.get_objects())

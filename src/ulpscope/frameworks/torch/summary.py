@@ -24,7 +24,7 @@ from ulpscope.frameworks.torch.tensors import Path, Unrecordable
 
 NONE = 0xFFFFFFFF
 _CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)}
-_UNINITIALISED = "uninitialised memory: its content means nothing"
+UNINITIALISED = "uninitialised memory: its content means nothing"
 
 
 class _Meta:
@@ -91,24 +91,21 @@ class TorchMeasurer:
             return self._odd(value)
         return self._scalar(value)
 
-    def unread(self, value: Any) -> tuple[int, int, int]:
-        """A row without a measure for memory that nobody has written."""
+    def unread(self, value: Any, reason: str) -> tuple[int, int, int]:
+        """A row without a measure, for memory that must not be looked at, or means nothing yet."""
         if not isinstance(value, Tensor):
             return self.row(value)
         self.distrust((value,))
-        if not value.is_inference():
+        if reason is UNINITIALISED and not value.is_inference():
             self._fresh[id(value)] = (weakref.ref(value), value._version)
-        return (
-            self._text({"type": tensors.type_name(value), **_describe(value)}),
-            NONE,
-            self._text({"error": _UNINITIALISED}),
-        )
+        return self._text({"type": tensors.type_name(value), **_describe(value)}), NONE, self._text({"error": reason})
 
-    def is_fresh(self, value: Any) -> bool:
-        """Whether a tensor is still as `empty` left it, as far as torch knows. A foreign kernel may have filled it: so
-        only the target of a call that is about to overwrite it is called unread for this."""
+    def if_fresh(self, value: Any) -> str | None:
+        """The reason not to read a tensor that is still as `empty` left it, as far as torch knows. A foreign kernel may
+        have filled it: so only the target of a call that is about to overwrite it is asked."""
         known = self._fresh.get(id(value)) if self._fresh else None
-        return known is not None and known[0]() is value and known[1] == value._version
+        fresh = known is not None and known[0]() is value and known[1] == value._version
+        return UNINITIALISED if fresh else None
 
     def forget(self, values: Iterable[Any]) -> None:
         """These tensors were just written, whatever their version says: measure them anew, once."""
@@ -123,9 +120,15 @@ class TorchMeasurer:
         for value in values:
             if isinstance(value, Tensor) and type(value).__name__ != "FakeTensor":
                 try:
-                    self._distrusted.add(value.untyped_storage().data_ptr())
-                except (RuntimeError, NotImplementedError):
+                    with torch._C.DisableTorchFunction():
+                        self._distrusted.add(value.untyped_storage().data_ptr())
+                except Exception:  # the hook border: a tensor without storage has nothing to distrust
                     continue
+
+    def release(self, value: Any) -> None:
+        """Drops every weak reference to a tensor: torch refuses to swap one that has any."""
+        self._known = {place: known for place, known in self._known.items() if place[0] != id(value)}
+        self._fresh.pop(id(value), None)
 
     # --- ordinary tensors ---------------------------------------------------------------------------------------
 
@@ -144,13 +147,15 @@ class TorchMeasurer:
             if known is not None and known[1] == version and known[3] == writes and known[0]() is owner:
                 return known[2]
         pointer = value.data_ptr()
-        if meta.nbytes and (not pointer or value.untyped_storage().nbytes() < (offset + meta.extent) * meta.itemsize):
+        storage = value.untyped_storage()
+        if meta.nbytes and (not pointer or storage.nbytes() < (offset + meta.extent) * meta.itemsize):
             raise RuntimeError("no storage")
         payload = None
         if self._payloads:
             payload = self._payload(pointer, meta)
         number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
-        if reusable:
+        # Memory that numpy shares cannot be resized, and can be written without our knowledge.
+        if reusable and storage.resizable():
             self._known[place] = (weakref.ref(owner), version, number, writes)
         return number
 

@@ -1,0 +1,229 @@
+"""The command line as a person uses it: real processes, real exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ulpscope
+from ulpscope.naming import call_text
+
+TRAIN = """
+import torch, torch.nn.functional as F
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(3, 4)
+for step in range(3):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), torch.tensor([0, 1, 1]))
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
+INFER = """
+import torch
+small, large = torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Linear(64, 4))
+with torch.no_grad():
+    for step in range(3):
+        large(small(torch.ones(1, 4)))
+"""
+
+
+def run(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ulpscope", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def test_a_script_is_recorded_without_an_edit_and_prints_what_it_would(tmp_path: Path, script: Path) -> None:
+    bare = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    done = run("capture", "-o", tmp_path / "run", "--level", "mix", "--", sys.executable, script)
+    assert (done.returncode, done.stdout) == (0, bare.stdout)
+    assert "recorded" in done.stderr
+    assert "3 steps, 1 rank" in done.stderr
+    dumps = ulpscope.open_run(tmp_path / "run")
+    assert [dump.manifest.step for dump in dumps] == [0, 1, 2]
+    for dump in dumps:
+        names = {call_text(call) for call in dump.ids()}
+        assert {"Module.0.Linear.forward.0", "Functional.linear.0.backward", "Optimizer.SGD.step.0"} <= names
+        assert dump.ending == "complete"
+
+
+def test_building_a_model_is_not_recorded(tmp_path: Path, script: Path) -> None:
+    run("capture", "-o", tmp_path / "run", "--", sys.executable, script)
+    kinds = {call.kind for call in ulpscope.open_dump(tmp_path / "run").ids()}
+    assert "Init" not in kinds
+
+
+def test_without_an_optimizer_a_step_is_a_forward_of_the_largest_model(tmp_path: Path) -> None:
+    (tmp_path / "infer.py").write_text(INFER)
+    done = run(
+        "capture",
+        "-o",
+        tmp_path / "run",
+        "--level",
+        "module",
+        "--steps",
+        "1:2",
+        "--",
+        sys.executable,
+        tmp_path / "infer.py",
+    )
+    assert done.returncode == 0
+    dumps = ulpscope.open_run(tmp_path / "run")
+    assert [dump.manifest.step for dump in dumps] == [1, 2]
+    assert [sum(call.name.endswith("Sequential") for call in dump.ids()) for dump in dumps] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("1/0", 1)]
+)
+def test_the_exit_code_is_that_of_the_program(tmp_path: Path, program: str, code: int) -> None:
+    assert run("capture", "-o", tmp_path / "run", "--", sys.executable, "-c", program).returncode == code
+
+
+def test_a_program_without_torch_is_left_alone(tmp_path: Path) -> None:
+    look = "import sys; print(sorted(m for m in sys.modules if m.startswith(('torch', 'numpy'))))"
+    done = run("capture", "-o", tmp_path / "run", "--", sys.executable, "-c", look)
+    assert done.stdout.strip() == "[]"
+    assert "nothing was recorded" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_users_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run("capture", "-o", tmp_path / "run", "--", sys.executable, "-c", "import torch; torch.sin(torch.ones(1))")
+    assert done.stdout.split() == ["mine", "mine"]  # in our process, and in the program's
+    assert "Torch.sin.0.forward" in [call_text(call) for call in ulpscope.open_dump(tmp_path / "run").ids()]
+
+
+def test_forked_children_are_recorded_each_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    program = """
+import multiprocessing, torch
+def work(n): torch.full((n,), 1.0)
+if __name__ == "__main__":
+    torch.sin(torch.ones(1))
+    children = [multiprocessing.get_context("fork").Process(target=work, args=(n,)) for n in (5, 6)]
+    for child in children: child.start()
+    for child in children: child.join()
+"""
+    (tmp_path / "forks.py").write_text(program)
+    done = run("capture", "-o", tmp_path / "run", "--", sys.executable, tmp_path / "forks.py")
+    assert done.returncode == 0, done.stderr
+    found = {dump.folder.name: [call_text(call) for call in dump.ids()] for dump in ulpscope.open_run(tmp_path / "run")}
+    assert "Torch.sin.0.forward" in found["rank0"]
+    assert sum("Torch.full.0.forward" in names for names in found.values()) == 2
+
+
+def test_an_earlier_run_is_refused_and_replaced_on_demand(tmp_path: Path, script: Path) -> None:
+    words = ("capture", "-o", tmp_path / "run", "-q")
+    assert run(*words, "--", sys.executable, script).returncode == 0
+    again = run(*words, "--", sys.executable, script)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    assert run(*words, "--overwrite", "--steps", "0", "--", sys.executable, script).returncode == 0
+    assert len(ulpscope.open_run(tmp_path / "run")) == 1
+
+
+def test_options_may_come_from_a_file_and_mistakes_in_it_are_told_at_once(tmp_path: Path, script: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"level": "module", "steps": [1]}))
+    assert run("capture", "-o", tmp_path / "run", "--config", config, "--", sys.executable, script).returncode == 0
+    assert ulpscope.open_dump(tmp_path / "run").manifest.level == "module"
+    config.write_text(json.dumps({"levle": "module", "steps": "x"}))
+    done = run("capture", "-o", tmp_path / "other", "--config", config, "--", sys.executable, script)
+    assert done.returncode == 2
+    assert "unknown key 'levle'. Did you mean 'level'?" in done.stderr
+    assert "2 problems, nothing was captured" in done.stderr
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    done = run("capture", "-o", tmp_path / "run", "--", "no-such-command")
+    assert done.returncode == 2
+    assert "cannot run no-such-command: No such file or directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(("captrue",), "Did you mean 'capture'"), (("show",), "Missing argument 'RUN'")]
+)
+def test_a_misspelt_verb_or_a_missing_word_is_a_usage_error(words: tuple[str, ...], says: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_show_lists_calls_and_one_call_with_its_stack(tmp_path: Path, script: Path) -> None:
+    run("capture", "-o", tmp_path / "run", "--level", "mix", "--tensors", "--checksum", "--", sys.executable, script)
+    listed = run("show", tmp_path / "run").stdout
+    assert "Functional.linear.0.forward" in listed
+    assert "f32[3, 4] f32[8, 4] f32[8] -> f32[3, 8]" in listed
+    one = run("show", tmp_path / "run", "Functional.linear.0.forward", "--step", "1").stdout
+    assert "train.py:9 in <module>" in one
+    assert "loss = F.cross_entropy(model(x), torch.tensor([0, 1, 1]))" in one
+    assert "crc " in one
+    some = run("show", tmp_path / "run", "linear", "--phase", "backward").stdout
+    assert {line.split()[1] for line in some.splitlines()} == {
+        f"{name}.{number}"
+        for name, number in (
+            ("Functional.linear", "0.backward"),
+            ("Functional.linear", "1.backward"),
+            ("Module.0.Linear.backward", "0"),
+            ("Module.2.Linear.backward", "0"),
+        )
+    }
+
+
+def test_show_gives_the_same_bytes_of_json_each_time(tmp_path: Path, script: Path) -> None:
+    run("capture", "-o", tmp_path / "run", "--", sys.executable, script)
+    first = run("show", tmp_path / "run", "--format", "json", "--limit", "0").stdout
+    assert first == run("show", tmp_path / "run", "--format", "json", "--limit", "0").stdout
+    content = json.loads(first)
+    linear = next(call for call in content["calls"] if call["name"] == "Functional.linear.0.forward")
+    assert linear["values"][0]["shape"] == [3, 4]
+    assert {"max", "min", "mean", "norm", "nan", "inf", "zero"} <= set(linear["values"][0]["stats"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("show", "nowhere"), 3, "nowhere does not exist"),
+        (("show", "."), 3, "holds no dump"),
+    ],
+)
+def test_what_cannot_be_read_is_exit_code_3(tmp_path: Path, words: tuple[str, ...], code: int, says: str) -> None:
+    done = run(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+
+
+@pytest.mark.distributed
+def test_torchrun_gives_a_folder_for_each_rank(tmp_path: Path) -> None:
+    program = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.full((2,), float(dist.get_rank()))
+dist.all_reduce(x)
+dist.destroy_process_group()
+"""
+    (tmp_path / "ranks.py").write_text(program)
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "ranks.py")
+    done = run("capture", "-o", tmp_path / "run", "--", sys.executable, *words)
+    assert done.returncode == 0, done.stderr
+    dumps = ulpscope.open_run(tmp_path / "run")
+    assert [(dump.manifest.rank, dump.manifest.world_size) for dump in dumps] == [(0, 2), (1, 2)]
+    for dump in dumps:
+        output = dump.call("Distributed.all_reduce.0.forward").values[-1]
+        assert output.stats is not None
+        assert output.stats.max == 1.0

@@ -1,0 +1,201 @@
+"""Names and counters exactly as the seeds spell them, and nothing left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import relu
+
+import ulpscope
+from ulpscope.naming import call_text
+
+A = torch.tensor([1.0, 2.0, 3.0])
+I = torch.tensor([1, 2, 3])  # noqa: E741
+
+SIGNS: dict[str, Any] = {
+    "__add__": lambda: A + 1, "__radd__": lambda: 1 + A, "add": lambda: A.add(1), "__sub__": lambda: A - 1,
+    "__rsub__": lambda: 1 - A, "__mul__": lambda: A * 2, "__rmul__": lambda: 2 * A, "__truediv__": lambda: A / 2,
+    "__floordiv__": lambda: A // 2, "__mod__": lambda: A % 2, "__pow__": lambda: A**2, "__rpow__": lambda: 2**A,
+    "__matmul__": lambda: A @ A, "__neg__": lambda: -A, "__eq__": lambda: A == A, "__ne__": lambda: A != A,
+    "__lt__": lambda: A < 1, "__le__": lambda: A <= 1, "__gt__": lambda: A > 1, "__ge__": lambda: A >= 1,
+    "__and__": lambda: I & 1, "__or__": lambda: I | 1, "__xor__": lambda: I ^ 1, "__lshift__": lambda: I << 1,
+    "__rshift__": lambda: I >> 1, "__getitem__": lambda: A[0], "__bool__": lambda: bool(A[0] > 0),
+}  # fmt: skip
+
+
+def names(path: Path) -> list[str]:
+    return [call_text(call) for call in ulpscope.open_dump(path).ids()]
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_sign_is_spelt_as_the_caller_wrote_it(name: str, tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path):
+        SIGNS[name]()
+    assert f"Tensor.{name}.0.forward" in names(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sign", "name"),
+    [("+", "__iadd__"), ("-", "__isub__"), ("*", "__imul__"), ("/", "__itruediv__"), ("**", "__ipow__")],
+)
+def test_an_in_place_sign_is_spelt_with_an_i(sign: str, name: str, tmp_path: Path) -> None:
+    scope = {"x": A.clone()}
+    code = compile(f"x {sign}= 2", "user.py", "exec")
+    with ulpscope.capture(tmp_path):
+        exec(code, scope)
+    assert names(tmp_path) == [f"Tensor.{name}.0.forward"]
+
+
+def test_a_number_from_the_left_is_a_reflected_sign_whatever_stands_on_the_right(tmp_path: Path) -> None:
+    half = 0.5
+    with ulpscope.capture(tmp_path):
+        0.5 * A * (1.0 + torch.tanh(A))
+        half * A
+    assert names(tmp_path)[:4] == [
+        "Tensor.__rmul__.0.forward",
+        "Torch.tanh.0.forward",
+        "Tensor.__radd__.0.forward",
+        "Tensor.__mul__.0.forward",
+    ]
+
+
+def test_each_family_of_calls_has_its_kind(tmp_path: Path) -> None:
+    x = torch.randn(2, 3)
+    with ulpscope.capture(tmp_path):
+        torch.matmul(x, x.T)
+        F.gelu(x)
+        F.softmax(x, dim=-1)
+        F.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2))
+        relu(x)
+        torch.nn.LSTM(3, 2)(x)
+        torch.ops.aten.mul.Tensor(x, x)
+    found = set(names(tmp_path))
+    assert {
+        "Torch.matmul.0.forward",
+        "Functional.gelu.0.forward",
+        "Functional.softmax.0.forward",
+        "Functional.conv2d.0.forward",
+        "Torch.relu.0.forward",
+        "VF.lstm.0.forward",
+        "Aten.mul.Tensor.0.forward",
+    } <= found
+
+
+def test_a_custom_operator_is_named_by_its_namespace(tmp_path: Path) -> None:
+    @torch.library.custom_op("ulptest::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with ulpscope.capture(tmp_path):
+        torch.ops.ulptest.twice(A)
+        twice(A)
+    assert any(name.startswith("ulptest.twice") for name in names(tmp_path))
+
+
+def test_counters_count_each_name_from_zero_in_every_step(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path) as capture:
+        for _ in range(2):
+            torch.sin(A)
+            torch.sin(A)
+            torch.cos(A)
+            capture.step()
+    for step in range(2):
+        found = [call_text(call) for call in ulpscope.open_dump(tmp_path, step=step).ids()]
+        assert found == ["Torch.sin.0.forward", "Torch.sin.1.forward", "Torch.cos.0.forward"]
+
+
+def test_shape_queries_leave_no_record(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path):
+        _ = (
+            A.shape,
+            A.size(0),
+            A.dim(),
+            A.dtype,
+            A.device,
+            len(A),
+            A.numel(),
+            A.is_contiguous(),
+            A.requires_grad,
+            repr(A),
+        )
+        torch.sin(A)
+    assert [name for name in names(tmp_path) if not name.startswith("Torch.sin")] == []
+
+
+def test_only_the_outermost_call_is_recorded(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path):
+        F.cross_entropy(torch.randn(2, 3), torch.tensor([0, 1]))
+    assert [name for name in names(tmp_path) if "randn" not in name and "tensor" not in name] == [
+        "Functional.cross_entropy.0.forward"
+    ]
+
+
+def test_modules_are_named_by_their_path_and_class(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU()))
+    with ulpscope.capture(tmp_path, model=model, level="module"):
+        model(torch.randn(2, 3))
+        model(torch.randn(2, 3))
+    assert names(tmp_path) == [
+        f"Module.{name}.forward.{index}"
+        for index in range(2)
+        for name in ("Sequential", "0.Linear", "1.Sequential", "1.0.ReLU", "1.1.ReLU")
+    ]
+
+
+def test_two_models_in_a_list_are_told_apart_by_their_number(tmp_path: Path) -> None:
+    models = [torch.nn.Sequential(torch.nn.Linear(3, 3)), torch.nn.Sequential(torch.nn.Linear(3, 3))]
+    with ulpscope.capture(tmp_path, model=models, level="module"):
+        for model in models:
+            model(torch.randn(2, 3))
+    assert {"Module.0.0.Linear.forward.0", "Module.1.0.Linear.forward.0"} <= set(names(tmp_path))
+
+
+def test_mix_tells_the_parent_of_each_call_forward_and_backward(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ulpscope.capture(tmp_path, model=model, level="mix"):
+        model(torch.randn(2, 3)).sum().backward()
+        optimizer.step()
+    dump = ulpscope.open_dump(tmp_path)
+    parents = {call_text(call.id): dump.parent(call) for call in dump.calls()}
+    texts = {name: parent and call_text(parent) for name, parent in parents.items()}
+    assert texts["Functional.linear.0.forward"] == "Module.0.Linear.forward.0"
+    assert texts["Module.0.Linear.forward.0"] == "Module.Sequential.forward.0"
+    assert texts["Functional.linear.0.backward"] == "Module.0.Linear.backward.0"
+    assert texts["Module.0.Linear.backward.0"] == "Module.Sequential.backward.0"
+    assert texts["Module.Sequential.forward.0"] is None
+    assert [parent for name, parent in texts.items() if name.startswith(("Torch._foreach", "Tensor.add_"))] != []
+    assert {texts[name] for name in texts if name.startswith(("Torch._foreach", "Tensor.add_"))} == {
+        "Optimizer.SGD.step.0"
+    }
+
+
+def test_the_stack_shows_the_users_own_line(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    with ulpscope.capture(tmp_path, model=model, level="mix"):
+        model(torch.randn(2, 3))  # this very line
+    dump = ulpscope.open_dump(tmp_path)
+    own = [frame for frame in dump.stack(dump.call("Functional.linear.0.forward")) if not frame.library]
+    assert own[0].file == __file__
+    assert own[0].text.endswith("# this very line")
+    assert not any(
+        "ulpscope/" in frame.file and "/src/" in frame.file
+        for frame in dump.stack(dump.call("Functional.linear.0.forward"))
+    )
+
+
+def test_kernels_below_one_call_only(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    with ulpscope.capture(tmp_path, level="kernel", below="Torch.matmul.1.forward"):
+        for _ in range(2):
+            torch.matmul(x, x.T).sum().backward()
+    dump = ulpscope.open_dump(tmp_path)
+    kernels = [call for call in dump.calls() if call.id.kind == "Aten"]
+    assert kernels
+    parents = {call_text(parent) for parent in map(dump.parent, kernels) if parent is not None}
+    assert parents <= {"Torch.matmul.1.forward", "Torch.matmul.1.backward"}
+    assert len(parents) == 2

@@ -1,0 +1,192 @@
+"""Starting, stopping, stepping: what a loop does to a capture, and what mistakes give."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+import ulpscope
+from ulpscope.errors import CaptureError, ConfigError
+from ulpscope.naming import call_text
+
+X = torch.ones(4)
+
+
+def names(path: Path, **where: int) -> list[str]:
+    return [call_text(call) for call in ulpscope.open_dump(path, **where).ids()]
+
+
+def test_windows_inside_one_step_are_kept_and_what_is_between_is_not(tmp_path: Path) -> None:
+    capture = ulpscope.Capture(tmp_path)
+    capture.start()
+    torch.sin(X)
+    capture.stop()
+    torch.cos(X)
+    capture.start()
+    torch.tan(X)
+    capture.stop()
+    capture.step()
+    capture.close()
+    assert names(tmp_path) == ["Torch.sin.0.forward", "Torch.tan.0.forward"]
+
+
+def test_after_stop_the_dump_reads_as_complete(tmp_path: Path) -> None:
+    capture = ulpscope.Capture(tmp_path)
+    capture.start()
+    torch.sin(X)
+    capture.stop()
+    assert ulpscope.open_dump(tmp_path).ending == "complete"
+    capture.close()
+
+
+def test_starting_twice_records_once(tmp_path: Path) -> None:
+    capture = ulpscope.Capture(tmp_path)
+    capture.start()
+    capture.start()
+    torch.sin(X)
+    capture.stop()
+    capture.stop()
+    capture.close()
+    capture.close()
+    assert names(tmp_path) == ["Torch.sin.0.forward"]
+
+
+def test_only_asked_steps_are_recorded_and_the_others_cost_nothing(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path, steps=[1, "3:4"]) as capture:
+        for step in range(6):
+            assert (torch._C._len_torch_function_stack() > 0) == (step in (1, 3, 4))
+            torch.sin(X)
+            capture.step()
+    assert [dump.manifest.step for dump in ulpscope.open_run(tmp_path)] == [1, 3, 4]
+
+
+def test_a_rank_that_is_not_asked_records_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ulpscope.capture(tmp_path / "run", ranks=[3], rank=1):
+        torch.sin(X)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_empty_step_is_left_behind_the_last(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path) as capture:
+        torch.sin(X)
+        capture.step()
+    assert [dump.manifest.step for dump in ulpscope.open_run(tmp_path)] == [0]
+
+
+def test_an_earlier_capture_is_refused_or_replaced_never_mixed(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path) as capture:
+        for _ in range(3):
+            torch.sin(X)
+            capture.step()
+    with pytest.raises(CaptureError, match="holds an earlier capture"):
+        ulpscope.Capture(tmp_path).start()
+    assert torch._C._len_torch_function_stack() == 0
+    with ulpscope.capture(tmp_path, overwrite=True):
+        torch.cos(X)
+    assert [dump.manifest.step for dump in ulpscope.open_run(tmp_path)] == [0]
+    assert names(tmp_path) == ["Torch.cos.0.forward"]
+
+
+def test_only_one_capture_can_be_on(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path / "a"):
+        with pytest.raises(CaptureError, match="is on already; stop it"):
+            ulpscope.Capture(tmp_path / "b").start()
+        torch.sin(X)
+    assert names(tmp_path / "a") == ["Torch.sin.0.forward"]
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("model", ["model", 3, [torch.nn.Linear(1, 1), "x"]])
+def test_what_is_no_model_is_refused(tmp_path: Path, model: object) -> None:
+    with pytest.raises(CaptureError, match=r"model must be a torch\.nn\.Module"):
+        ulpscope.Capture(tmp_path, model=model)
+
+
+def test_a_wrong_option_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'levle'. Did you mean 'level'"):
+        ulpscope.Capture(tmp_path, levle="op")
+
+
+def test_a_read_only_place_is_an_error_at_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CaptureError, match="cannot write into"):
+        ulpscope.Capture(tmp_path / "file" / "run").start()
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_saved_values_have_a_counter_and_a_gradient(tmp_path: Path) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with ulpscope.capture(tmp_path, tensors=True) as capture:
+        y = x * 2
+        capture.save("y", y)
+        capture.save("y", {"a": y, "b": [1, "two"]})
+        (y * 3).sum().backward()
+    dump = ulpscope.open_dump(tmp_path)
+    assert dump.load(dump.call("y.0.debug").values[0]).tolist() == [2.0, 2.0, 2.0]
+    assert dump.load(dump.call("y_grad.0.debug").values[0]).tolist() == [3.0, 3.0, 3.0]
+    assert [value.slot.path for value in dump.call("y.1.debug").values] == [("a",), ("b", 0), ("b", 1)]
+
+
+def test_a_filter_that_matches_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ulpscope.capture(tmp_path, only="gelu"):
+        torch.sin(X)
+    assert "nothing matched 'gelu'" in caplog.text
+    assert "nothing matched 'gelu'" in ulpscope.open_dump(tmp_path).manifest.notes
+
+
+def test_phases_and_roles_leave_out_the_rest(tmp_path: Path) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with ulpscope.capture(tmp_path / "b", phases=["backward"]):
+        (x * 2).sum().backward()
+    assert {call.phase.value for call in ulpscope.open_dump(tmp_path / "b").ids()} == {"backward"}
+    with ulpscope.capture(tmp_path / "o", roles=["output"]):
+        (x * 2).sum().backward()
+    roles = {value.slot.role.value for call in ulpscope.open_dump(tmp_path / "o").calls() for value in call.values}
+    assert roles == {"output"}
+
+
+def test_activations_are_freed_as_they_would_be(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+    with ulpscope.capture(tmp_path, model=model, level="mix", tensors=True):
+        y = model(torch.ones(2, 8))
+        loss = (y * 2).sum()
+        alive = weakref.ref(y)
+        del y
+        loss.backward()
+        del loss
+        gc.collect()
+        assert alive() is None
+
+
+def test_each_distinct_value_is_stored_once(tmp_path: Path) -> None:
+    x = torch.randn(1000)
+    with ulpscope.capture(tmp_path, tensors=True):
+        for _ in range(10):
+            torch.sin(x)
+            x.clone()
+    size = (tmp_path / "step0" / "rank0" / "payload.bin").stat().st_size
+    assert size <= 2 * 4000 + 64
+
+
+def test_the_environment_is_in_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.manual_seed(77)
+    with ulpscope.capture(tmp_path):
+        torch.sin(X)
+    environment = ulpscope.open_dump(tmp_path).manifest.environment
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert environment["seeds"]["torch"] == 77
+    assert environment["flags"]["deterministic_algorithms"] is False
+    assert {"command", "commit", "folder", "devices"} <= set(environment)
+
+
+@pytest.mark.parametrize("name", ["my dump", "lr=1e-4,bs=8+run@2(%1)#~", "-a'\"\\b", "ünïcode"])
+def test_a_folder_may_be_called_what_the_file_system_accepts(tmp_path: Path, name: str) -> None:
+    with ulpscope.capture(tmp_path / name):
+        torch.sin(X)
+    assert names(tmp_path / name) == ["Torch.sin.0.forward"]
