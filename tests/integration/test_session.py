@@ -107,7 +107,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, model: object) -> None:
 
 
 def test_a_wrong_option_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown key 'levle'. Did you mean 'level'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'levle'\. Did you mean 'level'"):
         ulpscope.Capture(tmp_path, levle="op")
 
 

@@ -9,13 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
-from ulpscope.frameworks.torch.names import IGNORED, UNINITIALISED, ApiNames
-from ulpscope.frameworks.torch.summary import UNINITIALISED as EMPTY
-from ulpscope.frameworks.torch.summary import TorchMeasurer
+from ulpscope.frameworks.torch.names import IGNORED, ApiNames
+from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Phase, Role
-
-_PENDING = "communication may still be under way when its kernel returns; see the Distributed call"
 
 
 class KernelMode(TorchDispatchMode):
@@ -65,6 +62,7 @@ class DispatchTap:
                     writes = func._schema.is_mutable
                     for at, value in enumerate(args):
                         unread = self.measurer.if_fresh(value) if writes and at == 0 else None
+                        unread = PENDING if api.pending_inputs else unread
                         observer.show(call, Role.INPUT, (at,), value, unread=unread)
                     for key, value in kwargs.items():
                         unread = self.measurer.if_fresh(value) if writes and key == "out" else None
@@ -96,8 +94,7 @@ class DispatchTap:
         try:
             with torch._C.DisableTorchFunction():
                 shown = args[0] if result is None and func._schema.is_mutable and args else result
-                unread = EMPTY if api.treatment == UNINITIALISED else _PENDING if "c10d" in api.kind else None
-                observer.show(call, Role.OUTPUT, (), shown, unread=unread)
+                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api))
                 observer.close_call(call)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)

@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.names import IGNORED, SHARING, UNINITIALISED, Api, ApiNames
-from ulpscope.frameworks.torch.summary import UNINITIALISED as EMPTY
-from ulpscope.frameworks.torch.summary import TorchMeasurer
+from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Role
 
@@ -113,6 +112,7 @@ class FunctionTap:
             if call.wanted:
                 for at, value in enumerate(args):
                     unread = self.measurer.if_fresh(value) if api.mutates and at == 0 else None
+                    unread = PENDING if api.pending_inputs else unread
                     observer.show(call, Role.INPUT, (at,), value, unread=unread)
                 for key, value in kwargs.items():
                     unread = self.measurer.if_fresh(value) if key == "out" else None
@@ -142,7 +142,7 @@ class FunctionTap:
                 self._distrust_written(api.unseen, args, kwargs)
             shown = args[0] if result is None and api.mutates and args else result
             if call.wanted:
-                observer.show(call, Role.OUTPUT, (), shown, unread=EMPTY if api.treatment == UNINITIALISED else None)
+                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api))
                 observer.close_call(call)
             if follow:
                 self.backward.arm(call, sequence, edges, args, kwargs, shown, watch=self._kernels)

@@ -168,6 +168,8 @@ _UNSEEN_WRITES: dict[str, tuple[int | str, ...]] = {
     "Torch.fused_moving_avg_obs_fake_quant": (),
 }
 _UNSEEN_PREFIXES = ("_fused_", "_amp_", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
+# Operators that return before their communication has ended; what came is the output of wait_tensor.
+_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _SILENT_SPACES = frozenset({"profiler", "prim"})
 # Attributes of a tensor that compute; every other attribute is a query.
 _PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
@@ -226,13 +228,16 @@ _TORCH_KINDS = frozenset({"Functional", "Init", "Torch", "Tensor", "VF", "Aten",
 class Api:
     """One torch function: its kind and name in a dump and how it is treated."""
 
-    __slots__ = ("kind", "mutates", "name", "signed", "treatment", "unseen")
+    __slots__ = ("kind", "mutates", "name", "pending_inputs", "pending_outputs", "signed", "treatment", "unseen")
 
     def __init__(self, kind: str, name: str, treatment: int) -> None:
         self.kind = kind
         self.name = name
         self.treatment = treatment
         self.signed = kind == "Tensor" and name in _SIGNED
+        waits = name.startswith("wait_tensor")
+        self.pending_outputs = kind in _COMMUNICATION and not waits
+        self.pending_inputs = kind in _COMMUNICATION and (waits or name.startswith("_wrap_tensor"))
         self.unseen = _UNSEEN_WRITES.get(f"{kind}.{name}")
         if name.startswith(_UNSEEN_PREFIXES) or kind not in _TORCH_KINDS:
             self.unseen = ()  # a foreign operator may write what it likes

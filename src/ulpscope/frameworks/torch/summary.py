@@ -19,11 +19,13 @@ from torch.nn import Parameter
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.base import Sink
-from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch import names, tensors
+from ulpscope.frameworks.torch.names import Api
 from ulpscope.frameworks.torch.tensors import Path, Unrecordable
 
 NONE = 0xFFFFFFFF
 _CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)}
+PENDING = "communication may still be under way; what came is the output of the wait"
 UNINITIALISED = "uninitialised memory: its content means nothing"
 
 
@@ -233,6 +235,13 @@ class TorchMeasurer:
         if found is None:
             found = self._texts[text] = self._sink.add_string(text)
         return found
+
+
+def unread_output(api: Api) -> str | None:
+    """Why the output of a call must not be read when it returns, if so."""
+    if api.treatment == names.UNINITIALISED:
+        return UNINITIALISED
+    return PENDING if api.pending_outputs else None
 
 
 def _describe(value: Tensor) -> dict[str, Any]:
