@@ -117,7 +117,7 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             last = self._log.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
-            raise WorkerError(f"the worker ended: {last}")
+            raise WorkerError(f"the worker ended with status {self._process.wait()}: {last or 'it said nothing'}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"])

@@ -66,10 +66,11 @@ class DumpBuilder:
         seq = self.seq
         self.seq += 1
         self.writer.commit(
-            (
+            [
                 seq,
                 fields.get("parent", NONE64),
                 fields.get("origin", NONE64),
+                0,
                 self.text(kind),
                 self.text(name),
                 index,
@@ -82,7 +83,7 @@ class DumpBuilder:
                 PHASE_NUMBER[phase],
                 fields.get("flags", 0),
                 0,
-            ),
+            ],
             np.array(row, dtype="<u4").tobytes(),
         )
         assert not len(row) * 4 % VALUE_BYTES

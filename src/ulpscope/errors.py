@@ -3,6 +3,7 @@
 UlpscopeError
 ├── ConfigError    the options or the configuration file are wrong (exit code 2)
 ├── CaptureError   a capture was asked for that cannot be made (exit code 2)
+│   └── FolderTakenError
 └── DumpError      a dump cannot be read, or does not hold what was asked (exit code 3)
 
 A message says what is wrong, shows the value and says what to do.
@@ -38,6 +39,10 @@ class CaptureError(UlpscopeError):
     """A capture that cannot be made as asked."""
 
     exit_code = 2
+
+
+class FolderTakenError(CaptureError):
+    """The folder for a dump exists already."""
 
 
 class DumpError(UlpscopeError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -199,3 +201,26 @@ def test_a_backward_after_stop_is_not_lost_silently(tmp_path, leaf, caplog: pyte
     loss.backward()
     capture.close()
     assert "a backward pass ran after stop()" in caplog.text
+
+
+def test_a_chain_of_fifty_thousand_calls_is_freed_without_overflowing_the_stack(tmp_path: Path) -> None:
+    program = """
+import sys, torch, ulpscope
+x = torch.ones(4, requires_grad=True)
+with ulpscope.capture(sys.argv[1], sketch=False, stacks=False) as capture:
+    y = x
+    for _ in range(50_000):
+        y = torch.sin(y)
+    loss = y.sum()
+    loss.backward()
+    capture.step()
+    del y, loss
+    y = x
+    for _ in range(50_000):
+        y = torch.cos(y)
+    del y
+print("alive")
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
+    assert len(ulpscope.open_dump(tmp_path)) > 100_000

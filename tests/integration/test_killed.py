@@ -32,13 +32,12 @@ KILLS = int(os.environ.get("ULPSCOPE_KILLS", "8"))
 
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_every_call_that_had_finished_is_readable_and_right(tmp_path: Path, seed: int) -> None:
-    child = subprocess.Popen([sys.executable, "-c", CHILD, tmp_path / "run"], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    first = child.stdout.readline()
-    time.sleep(random.Random(seed).uniform(0.0, 0.3))
-    child.send_signal(signal.SIGKILL)
-    said = [int(line) for line in (first + child.stdout.read()).splitlines() if line]
-    child.wait()
+    with subprocess.Popen([sys.executable, "-c", CHILD, tmp_path / "run"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        time.sleep(random.Random(seed).uniform(0.0, 0.3))
+        child.send_signal(signal.SIGKILL)
+        said = [int(line) for line in (first + child.stdout.read()).splitlines() if line]
     dumps = {dump.manifest.step: dump for dump in ulpscope.open_run(tmp_path / "run")}
     for number in said:
         dump = dumps[number // 50]

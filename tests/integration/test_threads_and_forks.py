@@ -442,7 +442,8 @@ def _spawned(path: str) -> None:
         torch.ones(1).cos()
 
 
-def test_a_spawned_child_is_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_spawned_child_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # the child imports this file by its name
     with ulpscope.capture(tmp_path / "parent", level="op"):
         child = multiprocessing.get_context("spawn").Process(target=_spawned, args=(str(tmp_path / "child"),))
         child.start()

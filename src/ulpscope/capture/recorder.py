@@ -14,7 +14,7 @@ from typing import Any
 
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
-from ulpscope.frameworks.base import Measurer, OpenCall, ThreadState
+from ulpscope.frameworks.base import Forward, Measurer, OpenCall, ThreadState
 from ulpscope.records import PathStep, Phase, Role
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, VALUE_FIELDS
 from ulpscope.store.writer import DumpWriter
@@ -55,6 +55,7 @@ class Recorder:
         self._slots: dict[tuple[Role, tuple[PathStep, ...]], int] = {}
         self._counters: defaultdict[tuple[str, str, Phase], itertools.count[int]] = defaultdict(itertools.count)
         self._sequence = itertools.count()
+        self._again: dict[int, int] = {}
         self.notes = {}
         self._epoch += 1
         self._selection.begin_step()
@@ -130,10 +131,10 @@ class Recorder:
             guard[0].note = "ended with an exception"
             self.close_call(guard[0])
 
-    def open_backward(self, state: ThreadState, forward: OpenCall) -> OpenCall:
+    def open_backward(self, state: ThreadState, forward: Forward) -> OpenCall:
         if self.before_first is not None:
             self.before_first()
-        call = OpenCall(forward.kind, forward.name, forward.index, Phase.BACKWARD)
+        call = OpenCall(forward.kind, forward.name, forward.number, Phase.BACKWARD)
         call.epoch = self._epoch
         call.seq = next(self._sequence)
         call.thread = state.number
@@ -144,8 +145,8 @@ class Recorder:
             call.stack = forward.stack
         else:
             self.note("a backward pass reached calls of an earlier step")
-        call.again = forward.again
-        forward.again += 1
+        call.again = self._again.get(forward.seq, 0)
+        self._again[forward.seq] = call.again + 1
         return call
 
     def show(
@@ -176,10 +177,11 @@ class Recorder:
             packer = self._packers[count] = Struct(f"<{count}I")
         text = self._text
         self._writer.commit(
-            (
+            [
                 call.seq,
                 call.parent if call.parent >= 0 else NONE64,
                 call.origin if call.origin >= 0 else NONE64,
+                0,
                 text(call.kind),
                 text(call.name),
                 call.index,
@@ -192,7 +194,7 @@ class Recorder:
                 PHASE_NUMBER[call.phase],
                 call.flags,
                 0,
-            ),
+            ],
             packer.pack(*values),
         )
         call.values = _CLOSED  # one list for all: a closed call may live until its backward has run

@@ -30,7 +30,7 @@ from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.surroundings import surroundings
 from ulpscope.config import CaptureConfig, capture_config
-from ulpscope.errors import CaptureError
+from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import devices, probe
 from ulpscope.frameworks.torch.step_watch import StepWatch
@@ -232,12 +232,20 @@ class Capture:
         if not self._claimed:
             self._copy = claim(self.path, rank, self._run, overwrite=self.config.overwrite)
             self._claimed = True
-        folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
         if self._environment is None:
             self._environment = {**devices.environment(), **surroundings()}
         self._recorder.begin_step()
         self._recorder.measurer.begin_step()
-        self._writer.open(folder, self._manifest("open"))
+        while True:
+            folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
+            try:
+                self._writer.open(folder, self._manifest("open"))
+                break
+            except FolderTakenError:
+                # Another process of this run, of the same rank, was quicker; a folder just made has no manifest yet.
+                if _token_of(folder) not in (self._run, None):
+                    raise
+                self._copy += 1
         self.dumps.append(folder)
 
     def _finish_dump(self, state: str) -> None:

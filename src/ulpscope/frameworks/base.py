@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ulpscope.records import PathStep, Phase, Role
 
@@ -54,6 +54,20 @@ class OpenCall:
         self.epoch = 0
 
 
+class Forward(NamedTuple):
+    """What a backward record needs of its forward call. Numbers and texts in a tuple: the garbage collector need not
+    walk such a tuple, and thousands of them wait for a backward pass."""
+
+    kind: str
+    name: str
+    number: int
+    epoch: int
+    seq: int
+    parent: int
+    module: str
+    stack: int
+
+
 class ThreadState:
     """What one thread is doing: the calls it has open, and whether our own code is running on it."""
 
@@ -89,7 +103,7 @@ class Observer(Protocol):
         self, state: ThreadState, kind: str, name: str, frame: FrameType | None, *, phase: Phase = Phase.FORWARD
     ) -> OpenCall: ...
 
-    def open_backward(self, state: ThreadState, forward: OpenCall) -> OpenCall: ...
+    def open_backward(self, state: ThreadState, forward: Forward) -> OpenCall: ...
 
     def show(
         self, call: OpenCall, role: Role, path: tuple[PathStep, ...], value: Any, *, unread: str | None = None

@@ -52,9 +52,11 @@ class Ring:
         """Appends bytes; the caller has checked that they fit."""
         size = len(data)
         at = self.head % self.capacity
-        first = min(size, self.capacity - at)
-        self._map[DATA + at : DATA + at + first] = data[:first]
-        if first < size:
+        if at + size <= self.capacity:
+            self._map[DATA + at : DATA + at + size] = data
+        else:
+            first = self.capacity - at
+            self._map[DATA + at : DATA + self.capacity] = data[:first]
             self._map[DATA : DATA + size - first] = data[first:]
         self.advance(size)
 

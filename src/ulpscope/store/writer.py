@@ -13,12 +13,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ulpscope import native
-from ulpscope.errors import CaptureError
+from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.store import layout
 from ulpscope.store.ring import Ring
 from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, NONE64, VALUE_BYTES
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 JOURNAL_BYTES = 8 << 20
 ALIGN = 64
 _BLOCK = 4096
+_FIRST_VALUE = 3
+_MEASURE_BYTES = native.ROW.itemsize
 _CHUNK = 4 << 20
 
 
@@ -78,7 +80,7 @@ class DumpWriter:
                 with contextlib.suppress(OSError, AttributeError):
                     self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
         except FileExistsError as error:
-            raise CaptureError(
+            raise FolderTakenError(
                 f"{error.filename} exists already: an earlier capture lies there and is never mixed with a new one; "
                 "choose another folder, or ask for it to be replaced (overwrite=True, --overwrite)"
             ) from None
@@ -168,13 +170,13 @@ class DumpWriter:
     ) -> int:
         """Measures memory and stores the row; returns its number."""
         offset, nbytes = payload or (NONE64, 0)
-        row = native.measure(pointer, code, shape, stride, flags, offset, nbytes, 0)
         with self._lock:
-            if len(row) > native.ROW.itemsize:
-                row, sketch = row[: native.ROW.itemsize], row[native.ROW.itemsize :]
-                row = row[:96] + self._sketch_size.to_bytes(8, "little") + row[104:]
-                self._sketches.append(sketch)
-                self._sketch_size += len(sketch)
+            size = self._sketch_size
+            row = native.measure(pointer, code, shape, stride, flags, offset, nbytes, size)
+            if len(row) > _MEASURE_BYTES:
+                self._sketches.append(row[_MEASURE_BYTES:])
+                self._sketch_size = size + len(row) - _MEASURE_BYTES
+                row = row[:_MEASURE_BYTES]
             self._measures.append(row)
             number = self._measure_count
             self._measure_count = number + 1
@@ -210,10 +212,11 @@ class DumpWriter:
                 self._wake.set()
         return offset, nbytes
 
-    def commit(self, row: Sequence[int], values: bytes) -> None:
+    def commit(self, row: list[int], values: bytes) -> None:
         """Stores one finished call. `row` holds the fields of CALL; its `first_value` is filled in here."""
         with self._lock:
-            self._commit(CALL_ROW.pack(*row[:3], self._sizes[3] // VALUE_BYTES, *row[3:]), values)
+            row[_FIRST_VALUE] = self._sizes[3] // VALUE_BYTES
+            self._commit(CALL_ROW.pack(*row), values)
 
     def _commit(self, row: bytes, values: bytes) -> None:
         ring = self.journal
@@ -294,22 +297,39 @@ class DumpWriter:
             data = oversize + (
                 first if len(first) == waiting else first + bytes(ring.view[4096:][: waiting - len(first)])
             )
-            parts: list[list[bytes]] = [[], [], [], [], []]
-            starts: list[int] = []
+            strings: list[bytes] = []
+            measures: list[bytes] = []
+            sketches: list[bytes] = []
+            values: list[bytes] = []
+            calls: list[bytes] = []
+            parts = (strings, measures, sketches, values, calls)
+            starts: tuple[int, ...] = ()
             at = 0
-            while len(data) - at >= FRAME.size:
-                fields = FRAME.unpack_from(data, at)
-                end = at + FRAME.size + fields[1]
-                if end > len(data):
-                    break
-                starts = starts or list(fields[2:7])
+            limit = len(data) - FRAME.size
+            while at <= limit:
+                _, length, *places, one, two, three, four, five = FRAME.unpack_from(data, at)
                 cut = at + FRAME.size
-                for part, length in zip(parts, fields[7:], strict=True):
-                    if length:
-                        part.append(data[cut : cut + length])
-                        cut += length
-                at = end
-            for descriptor, start, part in zip(self._files, starts or [0] * 5, parts, strict=True):
+                if cut + length > len(data):
+                    break
+                starts = starts or tuple(places)
+                # Spelt out: this runs for every call that was ever recorded.
+                if one:
+                    strings.append(data[cut : cut + one])
+                    cut += one
+                if two:
+                    measures.append(data[cut : cut + two])
+                    cut += two
+                if three:
+                    sketches.append(data[cut : cut + three])
+                    cut += three
+                if four:
+                    values.append(data[cut : cut + four])
+                    cut += four
+                if five:
+                    calls.append(data[cut : cut + five])
+                    cut += five
+                at = cut
+            for descriptor, start, part in zip(self._files, starts or (0,) * 5, parts, strict=True):
                 if part:
                     _write_all(descriptor, b"".join(part), start)
             if at < len(data) and (oversize or not ring.free()):

@@ -8,6 +8,7 @@ nobody can collect.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
+from ulpscope.frameworks.base import Forward, Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch import tensors
 from ulpscope.frameworks.torch.tensors import Path
 from ulpscope.records import PathStep, Role
 
 _LEAF = (1 << 64) - 1
+_SEGMENT, _WITNESSES = 997, 8
 _LATE = "a backward pass ran after stop() and was not recorded; stop after it"
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 _ONE: dict[int, Path] = {0: (0,)}
@@ -32,9 +34,9 @@ _no_functions = torch._C.DisableTorchFunction
 class _Gradients:
     """What has arrived of one backward of one call made of several nodes."""
 
-    __slots__ = ("expected", "forward", "left", "open", "parts", "sums", "thread", "waiting")
+    __slots__ = ("__weakref__", "expected", "forward", "left", "open", "parts", "sums", "thread", "waiting")
 
-    def __init__(self, forward: OpenCall, expected: int, parts: dict[Path, int]) -> None:
+    def __init__(self, forward: Forward, expected: int, parts: dict[Path, int]) -> None:
         self.forward = forward
         self.expected = self.left = expected
         self.parts = parts
@@ -54,13 +56,13 @@ class _AfterNode:
     """Hook of a call made of one node. A class with slots, not a closure: thousands of them wait for a backward pass, and
     every object that waits makes the garbage collector walk further."""
 
-    __slots__ = ("call", "observer", "outputs", "slots")
+    __slots__ = ("__weakref__", "forward", "observer", "outputs", "slots")
 
     def __init__(
-        self, observer: Observer, call: OpenCall, outputs: dict[int, Path], slots: tuple[Path | None, ...]
+        self, observer: Observer, forward: Forward, outputs: dict[int, Path], slots: tuple[Path | None, ...]
     ) -> None:
         self.observer = observer
-        self.call = call
+        self.forward = forward
         self.outputs = outputs
         self.slots = slots
 
@@ -74,7 +76,7 @@ class _AfterNode:
             return
         try:
             with _no_functions():
-                opened = observer.open_backward(state, self.call)
+                opened = observer.open_backward(state, self.forward)
                 for number, path in self.outputs.items():
                     if number < len(grads_out) and grads_out[number] is not None:
                         observer.show(opened, Role.INPUT, path, grads_out[number])
@@ -83,7 +85,7 @@ class _AfterNode:
                         observer.show(opened, Role.OUTPUT, slot, grad)
                 observer.close_call(opened)
         except Exception as error:  # the hook border
-            observer.trouble(f"backward of {self.call.kind}.{self.call.name}", error)
+            observer.trouble(f"backward of {self.forward.kind}.{self.forward.name}", error)
         finally:
             observer.leave(state)
 
@@ -94,6 +96,8 @@ class BackwardTap:
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
         self._unfinished: dict[int, _Gradients] = {}
+        self._armed = 0
+        self._anchors: list[tuple[Any, list[weakref.ref[Any]]]] = []
 
     def edges(self, args: Iterable[Any], kwargs: dict[str, Any], *, peek: bool = False) -> Edges:
         """Which autograd edge each argument is. With `peek`, views whose node torch would have to rebuild are left out."""
@@ -128,6 +132,16 @@ class BackwardTap:
     ) -> None:
         """Hooks the nodes that a finished call created, if it created any. With `watch`, kernels that run inside them
         are told which call they belong to."""
+        if type(result) is Tensor:
+            node = result.grad_fn
+            if node is None:
+                return
+            if node._sequence_nr() >= sequence:
+                children = node.next_functions
+                if _all_older(children, sequence):
+                    one: dict[int, Path] = _ONE if not result.output_nr else {result.output_nr: (0,)}
+                    self._arm_single(call, node, children, one, edges or self.edges(args, kwargs), watch)
+                    return
         roots: dict[Any, dict[int, Path]] = {}
         passed: dict[Any, dict[int, Path]] = {}
         for path, leaf in tensors.leaves(result):
@@ -145,10 +159,9 @@ class BackwardTap:
             edges = self.edges(args, kwargs)
         if len(roots) == 1:
             ((node, outputs),) = roots.items()
-            if not any(
-                child is not None and sequence <= child._sequence_nr() < _LEAF for child, _ in node.next_functions
-            ):
-                self._arm_single(call, node, outputs, edges, watch)
+            children = node.next_functions
+            if _all_older(children, sequence):
+                self._arm_single(call, node, children, outputs, edges, watch)
                 return
         self._arm_several(call, sequence, roots, edges, watch)
 
@@ -169,18 +182,41 @@ class BackwardTap:
             if entered:
                 self.observer.leave(state)
 
+    def _anchor(self, node: Any, hook: Any) -> None:
+        """Holds every so-manieth node until what was built on it is gone.
+
+        torch frees a graph node by node; once Python has seen a node, freeing it goes through Python, and freeing a chain
+        of 50,000 recurses through all of it and overflows the stack. A held node ends the recursion; it is let go when the
+        nodes armed right after it have died, at the next call.
+        """
+        self._armed += 1
+        anchors = self._anchors
+        if anchors:
+            above = anchors[-1][1]
+            if len(above) < _WITNESSES:
+                above.append(weakref.ref(hook))
+            else:
+                while anchors and len(anchors[-1][1]) == _WITNESSES and all(seen() is None for seen in anchors[-1][1]):
+                    anchors.pop()
+        if self._armed % _SEGMENT == 0:
+            anchors.append((node, []))
+
     # --- one node: the usual case -------------------------------------------------------------------------------
 
-    def _arm_single(self, call: OpenCall, node: Any, outputs: dict[int, Path], edges: Edges, watch: bool) -> None:
+    def _arm_single(
+        self, call: OpenCall, node: Any, children: Any, outputs: dict[int, Path], edges: Edges, watch: bool
+    ) -> None:
         used: dict[Any, int] = {}
         slots: list[Path | None] = []
-        for child, number in node.next_functions:
+        for child, number in children:
             key = _key(child, number)
             paths = edges.get(key)
             turn = used.get(key, 0)
             used[key] = turn + 1
             slots.append(paths[min(turn, len(paths) - 1)] if paths else None)
-        node.register_hook(_AfterNode(self.observer, call, _ONE if outputs == _ONE else outputs, tuple(slots)))
+        hook = _AfterNode(self.observer, _forward(call), outputs, tuple(slots))
+        node.register_hook(hook)
+        self._anchor(node, hook)
         if watch:
             self._watch(call, node)
 
@@ -209,9 +245,10 @@ class BackwardTap:
                     elif child not in seen and sequence <= child._sequence_nr() < _LEAF:
                         seen.add(child)
                         todo.append(child)
-        gradients = _Gradients(call, len(roots) + len(leaving), parts)
+        gradients = _Gradients(_forward(call), len(roots) + len(leaving), parts)
         for node, outputs in roots.items():
             node.register_prehook(self._on_root(gradients, outputs))
+            self._anchor(node, gradients)
         for node, places in leaving.items():
             node.register_hook(self._on_leaving(gradients, places))
 
@@ -288,7 +325,7 @@ class BackwardTap:
 
     def _arm_passed(self, call: OpenCall, node: Any, outputs: dict[int, Path]) -> None:
         """A call that returned its input: the gradient of both is what arrives at the node that made it."""
-        gradients = _Gradients(call, 1, {})
+        gradients = _Gradients(_forward(call), 1, {})
 
         def before(grads: tuple[Any, ...]) -> None:
             def show(opened: OpenCall) -> None:
@@ -317,6 +354,10 @@ class BackwardTap:
         node.register_hook(after)
 
 
+def _forward(call: OpenCall) -> Forward:
+    return Forward(call.kind, call.name, call.index, call.epoch, call.seq, call.parent, call.module, call.stack)
+
+
 def _push(state: ThreadState, call: OpenCall) -> None:
     state.calls.append(call)
 
@@ -324,6 +365,11 @@ def _push(state: ThreadState, call: OpenCall) -> None:
 def _pop(state: ThreadState, call: OpenCall) -> None:
     if state.calls and state.calls[-1] is call:
         state.calls.pop()
+
+
+def _all_older(children: Any, sequence: int) -> bool:
+    """Whether no child of a node was created since `sequence`: then the call is this node alone."""
+    return not any(child is not None and sequence <= child._sequence_nr() < _LEAF for child, _ in children)
 
 
 def _edge(value: Tensor) -> Any:

@@ -6,6 +6,7 @@ thread and every importer is seen.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -52,14 +53,20 @@ class CodeSwap:
 
 def _calling(target: list[Callable[..., Any]], original: types.CodeType) -> types.CodeType:
     """Code that hands its arguments to whatever is in `target`, with the same closure as the original."""
+    code = _template(original.co_freevars)
+    constants = tuple(target if constant == "__target__" else constant for constant in code.co_consts)
+    return code.replace(co_consts=constants, co_name=original.co_name, co_filename=__file__)
+
+
+@functools.cache
+def _template(closure: tuple[str, ...]) -> types.CodeType:
     lines = ["def outer():"]
-    lines += [f"    {name} = None" for name in original.co_freevars]
+    lines += [f"    {name} = None" for name in closure]
     lines += ["    def inner(*args, **kwargs):"]
-    lines += [f"        if 0: {name}" for name in original.co_freevars]
+    lines += [f"        if 0: {name}" for name in closure]
     lines += ["        target = '__target__'", "        return target[0](args, kwargs)", "    return inner"]
     scope: dict[str, Any] = {}
     exec("\n".join(lines), scope)
     code: types.CodeType = scope["outer"]().__code__
-    constants = tuple(target if constant == "__target__" else constant for constant in code.co_consts)
-    assert code.co_freevars == original.co_freevars, "a closure must keep its shape"
-    return code.replace(co_consts=constants, co_name=original.co_name, co_filename=__file__)
+    assert code.co_freevars == closure, "a closure must keep its shape"
+    return code

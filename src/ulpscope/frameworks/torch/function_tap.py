@@ -51,7 +51,7 @@ class CallMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if treatment == IGNORED or state.busy or not tap.observer.active:
             return func(*args, **kwargs)
-        if _tracing() is not None or not all(issubclass(kind, torch.Tensor) for kind in types):
+        if _tracing() is not None or (types and not all(issubclass(kind, torch.Tensor) for kind in types)):
             return func(*args, **kwargs)
         if treatment == SHARING:
             return tap.run_sharing(func, args, kwargs)

@@ -65,6 +65,7 @@ class TorchMeasurer:
         """Forgets everything: numbers belong to one dump."""
         self._metas: dict[Any, _Meta] = {}
         self._texts: dict[str, int] = {}
+        self._seen: dict[int, tuple[Any, int, int, bool, tuple[int, int, int]]] = {}
         self._scalars: dict[Any, tuple[int, int, int]] = {}
         self._known: dict[Any, tuple[Any, int, int, int]] = {}
         self._rewritten: dict[int, int] = {}
@@ -79,12 +80,15 @@ class TorchMeasurer:
         """The numbers of a value: what it is, its measure, and a text (a scalar, or why there is no measure)."""
         kind = type(value)
         if kind is Tensor or kind is Parameter:
+            seen = self._seen.get(id(value))
+            if seen is not None and seen[0]() is value and self._unchanged(value, seen):
+                return seen[4]
             try:
                 key = (kind, value.dtype, value.shape, value.stride(), value.device, value.requires_grad)
                 meta = self._metas.get(key)
                 if meta is None:
                     meta = self._new_meta(key, value)
-                if meta.plain and not value.is_neg() and torch._C._functorch.maybe_current_level() is None:
+                if meta.plain and not value.is_neg() and not _is_wrapped(value):
                     return meta.number, self._measure(value, meta), NONE
             except (RuntimeError, NotImplementedError, TypeError, AttributeError):
                 pass
@@ -92,6 +96,11 @@ class TorchMeasurer:
         if isinstance(value, Tensor):
             return self._odd(value)
         return self._scalar(value)
+
+    def _unchanged(self, value: Tensor, seen: tuple[Any, int, int, bool, Any]) -> bool:
+        if self._distrusted or self._rewritten:
+            return False
+        return seen[1] == value._version and seen[2] == value.data_ptr() and seen[3] == value.requires_grad
 
     def unread(self, value: Any, reason: str) -> tuple[int, int, int]:
         """A row without a measure, for memory that must not be looked at, or means nothing yet."""
@@ -131,34 +140,37 @@ class TorchMeasurer:
         """Drops every weak reference to a tensor: torch refuses to swap one that has any."""
         self._known = {place: known for place, known in self._known.items() if place[0] != id(value)}
         self._fresh.pop(id(value), None)
+        self._seen.pop(id(value), None)
 
     # --- ordinary tensors ---------------------------------------------------------------------------------------
 
     def _measure(self, value: Tensor, meta: _Meta) -> int:
+        storage = value.untyped_storage()
         offset = value.storage_offset()
-        reusable = self._reuse and not value.is_inference()
+        # Memory that numpy shares cannot be resized, and can be written without our knowledge.
+        reusable = self._reuse and storage.resizable() and not value.is_inference()
         if reusable and self._distrusted:
-            reusable = value.untyped_storage().data_ptr() not in self._distrusted
+            reusable = storage.data_ptr() not in self._distrusted
         if reusable:
             base = value._base
             owner = value if base is None else base
             place = (id(owner), offset, meta.layout)
             version = value._version
-            writes = self._rewritten.get(id(owner), 0)
+            writes = self._rewritten.get(id(owner), 0) if self._rewritten else 0
             known = self._known.get(place)
             if known is not None and known[1] == version and known[3] == writes and known[0]() is owner:
                 return known[2]
         pointer = value.data_ptr()
-        storage = value.untyped_storage()
         if meta.nbytes and (not pointer or storage.nbytes() < (offset + meta.extent) * meta.itemsize):
             raise RuntimeError("no storage")
-        payload = None
-        if self._payloads:
-            payload = self._payload(pointer, meta)
+        payload = self._payload(pointer, meta) if self._payloads else None
         number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
-        # Memory that numpy shares cannot be resized, and can be written without our knowledge.
-        if reusable and storage.resizable():
-            self._known[place] = (weakref.ref(owner), version, number, writes)
+        if reusable:
+            reference = weakref.ref(owner)
+            self._known[place] = (reference, version, number, writes)
+            if base is None:
+                row = (meta.number, number, NONE)
+                self._seen[id(value)] = (reference, version, pointer, value.requires_grad, row)
         return number
 
     def _payload(self, pointer: int, meta: _Meta) -> tuple[int, int] | None:
@@ -242,6 +254,12 @@ def unread_output(api: Api) -> str | None:
     if api.treatment == names.UNINITIALISED:
         return UNINITIALISED
     return PENDING if api.pending_outputs else None
+
+
+def _is_wrapped(value: Tensor) -> bool:
+    """Whether a tensor belongs to a torch.func transform that is under way."""
+    functorch = torch._C._functorch
+    return functorch.maybe_current_level() is not None and functorch.is_functorch_wrapped_tensor(value)
 
 
 def _describe(value: Tensor) -> dict[str, Any]:
