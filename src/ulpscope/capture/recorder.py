@@ -55,7 +55,6 @@ class Recorder:
         self._slots: dict[tuple[Role, tuple[PathStep, ...]], int] = {}
         self._counters: defaultdict[tuple[str, str, Phase], itertools.count[int]] = defaultdict(itertools.count)
         self._sequence = itertools.count()
-        self._again: dict[int, int] = {}
         self.notes = {}
         self._epoch += 1
         self._selection.begin_step()
@@ -131,7 +130,7 @@ class Recorder:
             guard[0].note = "ended with an exception"
             self.close_call(guard[0])
 
-    def open_backward(self, state: ThreadState, forward: Forward) -> OpenCall:
+    def open_backward(self, state: ThreadState, forward: Forward, again: int) -> OpenCall:
         if self.before_first is not None:
             self.before_first()
         call = OpenCall(forward.kind, forward.name, forward.number, Phase.BACKWARD)
@@ -145,8 +144,7 @@ class Recorder:
             call.stack = forward.stack
         else:
             self.note("a backward pass reached calls of an earlier step")
-        call.again = self._again.get(forward.seq, 0)
-        self._again[forward.seq] = call.again + 1
+        call.again = again
         return call
 
     def show(

@@ -30,7 +30,7 @@ from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.surroundings import surroundings
 from ulpscope.config import CaptureConfig, capture_config
-from ulpscope.errors import CaptureError, FolderTakenError
+from ulpscope.errors import CaptureError, FolderTakenError, UlpscopeError
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import devices, probe
 from ulpscope.frameworks.torch.step_watch import StepWatch
@@ -63,6 +63,8 @@ class Capture:
         self._rank = rank
         self._run = os.environ.get(RUN_VARIABLE) or uuid.uuid4().hex
         self._steps: StepWatch | None = None
+        # Told about each dump: its folder, and whether it is finished (a stop may be followed by a start).
+        self.on_dump: Callable[[Path, bool], None] | None = None
         self._environment: dict[str, Any] | None = None
         self._claimed = False
         self._copy = 0
@@ -118,7 +120,9 @@ class Capture:
             return
         self._switch_off()
         self._release()
-        self._writer.flush(self._manifest("complete"))
+        if self._writer.is_open:
+            self._writer.flush(self._manifest("complete"))
+            self._tell(finished=False)
 
     def step(self) -> None:
         """Ends the current step. While started, the next one is recorded from here on."""
@@ -130,12 +134,23 @@ class Capture:
             if self.started:
                 self._switch_on(eager=False)
 
+    def watch_alone(self, module: Any, name: str) -> None:
+        """Records this one module as a whole under a name, and no call inside or outside of it; None ends that."""
+        models = probe.models_of(module)
+        if module is not None and (not isinstance(name, str) or not name):
+            raise CaptureError(f"the name of the module must be a text, not {name!r}")
+        if self._probe is not None:
+            self._probe.watch_alone(models[0] if models else None, name)
+
     def save(self, name: str, value: Any, *, gradient: bool = True) -> None:
         """Records one value under a name of your own (`x.0.debug`), and its gradient (`x_grad.0.debug`) when it comes."""
         if not isinstance(name, str) or not name:
             raise CaptureError(f"save needs a name, not {name!r}")
-        if not self.started or not self._wanted():
+        if not self._wanted():
             return
+        if not self._writer.is_open:
+            self._open_dump()
+            atexit.register(self.close)
         self._record_saved(name, value)
         if gradient:
             for path, leaf in self._recorder.measurer.leaves(value):
@@ -257,6 +272,14 @@ class Capture:
             self._recorder.note(f"nothing matched {name!r}")
             log.warning("step %d: nothing matched %r", self.current_step, name)
         self._writer.close(self._manifest(state))
+        self._tell(finished=True)
+
+    def _tell(self, *, finished: bool) -> None:
+        if self.on_dump is not None and self.dumps:
+            try:
+                self.on_dump(self.dumps[-1], finished)
+            except (OSError, UlpscopeError) as error:
+                log.warning("could not write %s: %s", self.dumps[-1], error)
 
     def _manifest(self, state: str) -> dict[str, Any]:
         rank, world = self._place()
@@ -288,7 +311,7 @@ class Capture:
 
     def _record_saved(self, name: str, value: Any, path: tuple[Any, ...] = ()) -> None:
         recorder = self._recorder
-        if not recorder.active:
+        if not self._writer.is_open:
             return
         state = recorder.state()
         entered = recorder.enter(state)

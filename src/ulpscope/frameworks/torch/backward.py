@@ -34,7 +34,7 @@ _no_functions = torch._C.DisableTorchFunction
 class _Gradients:
     """What has arrived of one backward of one call made of several nodes."""
 
-    __slots__ = ("__weakref__", "expected", "forward", "left", "open", "parts", "sums", "thread", "waiting")
+    __slots__ = ("__weakref__", "again", "expected", "forward", "left", "open", "parts", "sums", "thread", "waiting")
 
     def __init__(self, forward: Forward, expected: int, parts: dict[Path, int]) -> None:
         self.forward = forward
@@ -44,6 +44,7 @@ class _Gradients:
         self.sums: dict[Path, Tensor] = {}
         self.open: OpenCall | None = None
         self.thread = 0
+        self.again = 0
 
     def reset(self) -> None:
         self.left = self.expected
@@ -56,7 +57,7 @@ class _AfterNode:
     """Hook of a call made of one node. A class with slots, not a closure: thousands of them wait for a backward pass, and
     every object that waits makes the garbage collector walk further."""
 
-    __slots__ = ("__weakref__", "forward", "observer", "outputs", "slots")
+    __slots__ = ("__weakref__", "again", "forward", "observer", "outputs", "slots")
 
     def __init__(
         self, observer: Observer, forward: Forward, outputs: dict[int, Path], slots: tuple[Path | None, ...]
@@ -65,6 +66,7 @@ class _AfterNode:
         self.forward = forward
         self.outputs = outputs
         self.slots = slots
+        self.again = 0
 
     def __call__(self, grads_in: tuple[Any, ...], grads_out: tuple[Any, ...]) -> None:
         observer = self.observer
@@ -76,7 +78,8 @@ class _AfterNode:
             return
         try:
             with _no_functions():
-                opened = observer.open_backward(state, self.forward)
+                opened = observer.open_backward(state, self.forward, self.again)
+                self.again += 1
                 for number, path in self.outputs.items():
                     if number < len(grads_out) and grads_out[number] is not None:
                         observer.show(opened, Role.INPUT, path, grads_out[number])
@@ -301,7 +304,8 @@ class BackwardTap:
         try:
             with _no_functions():
                 if gradients.open is None:
-                    gradients.open = observer.open_backward(state, gradients.forward)
+                    gradients.open = observer.open_backward(state, gradients.forward, gradients.again)
+                    gradients.again += 1
                     gradients.thread = state.number
                     self._unfinished[id(gradients)] = gradients
                 show(gradients.open)

@@ -55,7 +55,7 @@ class CallMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if treatment == SHARING:
             return tap.run_sharing(func, args, kwargs)
-        if not tap.records:
+        if not tap.records or tap.quiet:
             return tap.run_unrecorded(api, func, args, kwargs)
         return tap.run_recorded(state, api, func, args, kwargs)
 
@@ -70,6 +70,7 @@ class FunctionTap:
         self.measurer = measurer
         self.backward = backward
         self.records = records
+        self.quiet = False
         self._kernels = kernels
         self.names = ApiNames()
 

@@ -73,6 +73,7 @@ class ModuleTap:
     ) -> None:
         self._new_thread = new_thread
         self.outermost: Callable[[Module], None] | None = None
+        self.alone: tuple[Module, str] | None = None
         self.observer = observer
         self.backward = backward
         self.names = ModuleNames(models)
@@ -129,8 +130,11 @@ class ModuleTap:
             with _no_functions():
                 path = self.names.of(module, state.modules[-1][0] if depth else "")
                 name = type(module).__name__
+                records = self._records if self.alone is None else module is self.alone[0]
+                if self.alone is not None and records:
+                    path = self.alone[1]
                 call = observer.open_call(state, MODULE, f"{path}.{name}" if path else name, frame)
-                call.wanted = call.wanted and self._records
+                call.wanted = call.wanted and records
                 if call.wanted:
                     for at, value in enumerate(args[1:]):
                         observer.show(call, Role.INPUT, (at,), value)
@@ -141,7 +145,7 @@ class ModuleTap:
                             observer.show(call, Role.PARAMETERS, (key,), value)
                     if self._parameters is not None:
                         self._parameters.watch(call, module)
-                follow = self._records and torch.is_grad_enabled() and observer.wants_backward(call)
+                follow = records and torch.is_grad_enabled() and observer.wants_backward(call)
                 if follow:
                     edges = self.backward.edges(args[1:], kwargs, peek=True)
                 state.modules.append((path, call if call.wanted else None, frame, call.stack))

@@ -140,6 +140,11 @@ class TorchProbe:
                 tap.unpause()
         self._threads.resume(state)
 
+    def watch_alone(self, module: Module | None, name: str) -> None:
+        """Records one module as a whole and nothing else, or everything again."""
+        self.modules.alone = None if module is None else (module, name)
+        self._functions.quiet = module is not None
+
     def finish_step(self) -> None:
         """Closes everything that is still open, before a dump ends."""
         self.backward.finish_pass(all_threads=True)

@@ -25,6 +25,7 @@ from ulpscope.frameworks.torch.tensors import Path, Unrecordable
 
 NONE = 0xFFFFFFFF
 _CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)}
+_SWEEP = 10_000
 PENDING = "communication may still be under way; what came is the output of the wait"
 UNINITIALISED = "uninitialised memory: its content means nothing"
 
@@ -71,6 +72,7 @@ class TorchMeasurer:
         self._rewritten: dict[int, int] = {}
         self._stored: dict[bytes, tuple[int, int]] = {}
         self._distrusted: set[int] = set()
+        self._sweep_at = _SWEEP
         self._fresh: dict[int, tuple[Any, int]] = {}
 
     def leaves(self, value: Any) -> Iterator[tuple[Path, Any]]:
@@ -166,12 +168,21 @@ class TorchMeasurer:
         payload = self._payload(pointer, meta) if self._payloads else None
         number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
         if reusable:
+            if len(self._known) > self._sweep_at:
+                self._sweep()
             reference = weakref.ref(owner)
             self._known[place] = (reference, version, number, writes)
             if base is None:
                 row = (meta.number, number, NONE)
                 self._seen[id(value)] = (reference, version, pointer, value.requires_grad, row)
         return number
+
+    def _sweep(self) -> None:
+        """Drops what is known of tensors that are gone: a step of a million calls must not grow by a million entries."""
+        self._known = {place: known for place, known in self._known.items() if known[0]() is not None}
+        self._seen = {number: seen for number, seen in self._seen.items() if seen[0]() is not None}
+        self._fresh = {number: fresh for number, fresh in self._fresh.items() if fresh[0]() is not None}
+        self._sweep_at = 2 * len(self._known) + _SWEEP
 
     def _payload(self, pointer: int, meta: _Meta) -> tuple[int, int] | None:
         mark = native.fingerprint(pointer, meta.itemsize, meta.shape, meta.stride)
