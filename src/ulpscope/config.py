@@ -27,6 +27,8 @@ class CaptureConfig:
                       number (`Functional.conv2d`), or any part of a name (`relu`)
     scope             first and last call of a span, both included
     below             kernel level: only kernels inside this one call
+    acl_config        with below, on an NPU: the vendor's dump writes the kernels, as this acl_config.json says
+    backward_input    with acl_config and a backward: .pt files with the gradients of the call's outputs
     phases, roles     forward, backward; input, output; empty: both
     tensors           store the exact bits of every tensor, each distinct value once
     checksum          CRC-32 of every tensor's bytes
@@ -44,6 +46,8 @@ class CaptureConfig:
     skip: tuple[str, ...] = ()
     scope: tuple[str, str] | None = None
     below: str | None = None
+    acl_config: str | None = None
+    backward_input: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     roles: tuple[Role, ...] = ()
     statistics: bool = True
@@ -75,6 +79,9 @@ def capture_config(options: Mapping[str, Any], where: str = "") -> CaptureConfig
                 problems.append(f"{key} = {_shown(value)}: {error}")
     if values.get("below") and values.get("level", Level.OP) is not Level.KERNEL:
         problems.append("below: works at level kernel only")
+    for key in ("acl_config", "backward_input"):
+        if values.get(key) and not values.get("below"):
+            problems.append(f"{key}: works with below only, which names the call")
     if problems:
         raise ConfigError(problems, where)
     return CaptureConfig(**values)
@@ -191,6 +198,11 @@ def _text(value: Any) -> str:
     return text
 
 
+def _paths(value: Any) -> tuple[str, ...]:
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple(_text(item) for item in items)
+
+
 def _megabytes(value: Any) -> int:
     if type(value) is not int or not 1 <= value <= 1 << 20:
         raise ValueError("must be a whole number of megabytes, 1 or more")
@@ -206,6 +218,8 @@ _READERS: dict[str, Any] = {
     "skip": _words,
     "scope": _span,
     "below": _text,
+    "acl_config": _text,
+    "backward_input": _paths,
     "phases": _choices(_PHASES),
     "roles": _choices(_ROLES),
     "queue_mb": _megabytes,

@@ -72,6 +72,11 @@ class Stats:
     zero_count: int = 0
 
     @property
+    def counted(self) -> bool:
+        """Whether the counts are known; they are not where another tool gave the numbers."""
+        return True
+
+    @property
     def finite_count(self) -> int:
         return self.numel - self.nan_count - self.posinf_count - self.neginf_count
 
@@ -120,6 +125,61 @@ class Stats:
         if self.posinf_count or self.neginf_count:
             return math.inf
         return self.finite_norm
+
+
+@dataclass(frozen=True, slots=True)
+class ToldStats(Stats):
+    """What another tool said of a tensor. A number it did not give is None, and so is not known; counts never are."""
+
+    told_max: float | int | None = None
+    told_min: float | int | None = None
+    told_mean: float | int | None = None
+    told_norm: float | int | None = None
+
+    @property
+    def counted(self) -> bool:
+        return False
+
+    @property
+    def max(self) -> float | int | None:
+        return self.told_max
+
+    @property
+    def min(self) -> float | int | None:
+        return self.told_min
+
+    @property
+    def mean(self) -> float | int | None:
+        return self.told_mean
+
+    @property
+    def norm(self) -> float | int | None:
+        return self.told_norm
+
+
+def told_stats(
+    numel: int,
+    largest: float | int | None,
+    smallest: float | int | None,
+    mean: float | int | None,
+    norm: float | int | None,
+) -> ToldStats:
+    """Statistics from four numbers alone; the finite ones among them stand for the finite elements, nan for unknown."""
+
+    def finite(number: float | int | None) -> float | int:
+        return number if number is not None and math.isfinite(number) else math.nan
+
+    return ToldStats(
+        numel,
+        finite(largest),
+        finite(smallest),
+        math.nan if mean is None or not math.isfinite(mean) else mean * numel,
+        finite(norm),
+        told_max=largest,
+        told_min=smallest,
+        told_mean=mean,
+        told_norm=norm,
+    )
 
 
 @dataclass(frozen=True, slots=True)

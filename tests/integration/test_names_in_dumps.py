@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import relu
 
 import ulpscope
-from ulpscope.naming import call_text
+from ulpscope.naming import call_text, slot_text
 
 A = torch.tensor([1.0, 2.0, 3.0])
 I = torch.tensor([1, 2, 3])  # noqa: E741
@@ -61,6 +62,64 @@ def test_a_number_from_the_left_is_a_reflected_sign_whatever_stands_on_the_right
         "Tensor.__radd__.0.forward",
         "Tensor.__mul__.0.forward",
     ]
+
+
+class Holder:
+    scale = 0.5
+
+    def __init__(self) -> None:
+        self.scale = 0.25
+
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x
+
+
+def test_a_number_in_a_variable_or_an_attribute_is_a_number_too(tmp_path: Path) -> None:
+    holder = Holder()
+    half, x = 0.5, A
+    with ulpscope.capture(tmp_path):
+        half * x
+        x * half
+        holder.times(x)
+        math.sqrt(4.0) * x
+        math.sqrt(2.0 / math.pi) * (x + x)
+        total = 0
+        total += x
+    assert names(tmp_path) == [
+        "Tensor.__rmul__.0.forward",
+        "Tensor.__mul__.0.forward",
+        "Tensor.__rmul__.1.forward",
+        "Tensor.__rmul__.2.forward",
+        "Tensor.__add__.0.forward",
+        "Tensor.__rmul__.3.forward",
+        "Tensor.__radd__.0.forward",
+    ]
+
+
+def test_arguments_of_a_python_function_stand_where_the_caller_put_them(tmp_path: Path) -> None:
+    x, weight, bias = torch.randn(2, 3, requires_grad=True), torch.ones(3, requires_grad=True), torch.zeros(3)
+    with ulpscope.capture(tmp_path):
+        F.layer_norm(x, (3,), weight, bias).sum().backward()
+        F.layer_norm(x, (3,), bias=bias, weight=weight)
+        F.layer_norm(*(x, (3,), weight))
+    dump = ulpscope.open_dump(tmp_path)
+    slots = [
+        [slot_text(value.slot) for value in dump.call(f"Functional.layer_norm.{n}.forward").values] for n in range(3)
+    ]
+    assert slots[0] == ["input.0", "input.1.0", "input.2", "input.3", "input.eps", "output.0"]
+    assert slots[1] == ["input.0", "input.1.0", "input.weight", "input.bias", "input.eps", "output.0"]
+    assert "input.weight" in slots[2]  # a call with a star cannot be read
+    backward = [slot_text(value.slot) for value in dump.call("Functional.layer_norm.0.backward").values]
+    assert backward == ["input.0", "output.0", "output.2"]
+
+
+def test_a_functional_behind_a_dispatcher_keeps_its_positions(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path):
+        F.max_pool2d(torch.ones(1, 1, 4, 4), 2, 2, 0)
+    slots = [
+        slot_text(value.slot) for value in ulpscope.open_dump(tmp_path).call("Functional.max_pool2d.0.forward").values
+    ]
+    assert slots[:4] == ["input.0", "input.1", "input.2", "input.3"]
 
 
 def test_each_family_of_calls_has_its_kind(tmp_path: Path) -> None:

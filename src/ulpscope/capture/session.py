@@ -32,11 +32,12 @@ from ulpscope.capture.surroundings import surroundings
 from ulpscope.config import CaptureConfig, capture_config
 from ulpscope.errors import CaptureError, FolderTakenError, UlpscopeError
 from ulpscope.frameworks.base import OpenCall
-from ulpscope.frameworks.torch import devices, probe
+from ulpscope.frameworks.torch import devices, npu, probe
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.naming import SAVED, call_text
 from ulpscope.records import CallId, Phase, Role
 from ulpscope.store import layout
+from ulpscope.store.formats.pt import read_pt
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
@@ -195,11 +196,6 @@ class Capture:
         if not self._wanted() or self._writer.failure:
             self._switch_off()
             return
-        if not self._writer.is_open:
-            if eager:
-                self._open_dump()
-            else:
-                self._recorder.before_first = self._open_late
         if self._probe is None:
             self._probe = probe.TorchProbe(
                 self._recorder,
@@ -207,7 +203,13 @@ class Capture:
                 level=self.config.level,
                 models=self._models,
                 below=self._is_below if self.config.below else None,
+                vendor=self._vendor_dump(),
             )
+        if not self._writer.is_open:
+            if eager:
+                self._open_dump()
+            else:
+                self._recorder.before_first = self._open_late
         if not self._recorder.active:
             if self._steps is not None:
                 self._steps.remove()
@@ -308,6 +310,15 @@ class Capture:
         asked = self.config.below or ""
         name = call_text(CallId(call.kind, call.name, call.index, Phase.FORWARD))
         return asked in (name, name.removesuffix(".forward"), name.replace(".forward", ".backward"))
+
+    def _vendor_dump(self) -> npu.KernelsBelow | None:
+        """On an NPU with acl_config the vendor writes the kernels; elsewhere they are ours."""
+        config = self.config
+        if config.acl_config is None or config.below is None or npu.npu_of_process() is None:
+            return None
+        gradients = {path: read_pt(Path(path)) for path in config.backward_input}
+        dump = npu.VendorKernelDump(Path(config.acl_config))
+        return npu.KernelsBelow(dump, self._recorder, config.below, self._is_below, gradients)
 
     def _record_saved(self, name: str, value: Any, path: tuple[Any, ...] = ()) -> None:
         recorder = self._recorder

@@ -17,6 +17,7 @@ from ulpscope.errors import UlpscopeError
 VERBS = {
     "capture": "Record a program: runs any command with capture on.",
     "show": "What was recorded: a run, its calls, or one call with its values and stack.",
+    "convert": "A run in the files of msprobe, or the other way round.",
 }
 
 

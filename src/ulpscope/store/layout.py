@@ -1,4 +1,7 @@
-"""Where things lie in a run folder: run/step0/rank0/<files>. Finding dumps from any level of it."""
+"""Where things lie in a run folder: run/step0/rank0/<files>. Finding dumps from any level of it.
+
+Dumps of msprobe lie in the same tree, as `rank0`, `rank` (one process) or `proc1234` (by process number).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,12 @@ PAYLOAD = "payload.bin"
 JOURNAL = "journal.ring"
 PAYLOAD_JOURNAL = "payload.ring"
 FORMAT_VERSION = 1
+MSPROBE = ("dump.json", "debug.json")
+MSPROBE_TENSORS = "dump_tensor_data"
 
 _STEP = re.compile(r"step(\d+)")
 _RANK = re.compile(r"rank(\d+)(?:\.(\d+))?")
+_MSPROBE_RANK = re.compile(r"rank(?:\d+(?:\.\d+)?)?|proc\d+")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,12 +55,33 @@ def find_places(path: Path) -> list[Place]:
         path = path.parent
     if not path.is_dir():
         raise DumpError(f"{path} does not exist; give the folder that a capture wrote")
-    if (path / MANIFEST).is_file():
+    if path.name == MSPROBE_TENSORS and is_msprobe(path.parent):
+        path = path.parent
+    if (path / MANIFEST).is_file() or is_msprobe(path):
         return [_place_of(path)]
     found = []
     for step in _children(path, _STEP) or [path]:
         found += [_place_of(rank) for rank in _children(step, _RANK) if (rank / MANIFEST).is_file()]
+        found += _msprobe_places(step)
     return sorted(found)
+
+
+def is_msprobe(folder: Path) -> bool:
+    """Whether a folder holds a dump of msprobe and none of ours."""
+    return not (folder / MANIFEST).is_file() and any((folder / name).is_file() for name in MSPROBE)
+
+
+def _msprobe_places(step: Path) -> list[Place]:
+    """The dumps of msprobe in a step. Processes without a rank are rank 0, one after the other."""
+    places: list[Place] = []
+    procs: list[Place] = []
+    for folder in _children(step, _MSPROBE_RANK):
+        if is_msprobe(folder):
+            (procs if folder.name.startswith("proc") else places).append(_place_of(folder))
+    taken = sum(place.rank == 0 for place in places)
+    procs.sort(key=lambda place: int(place.folder.name.removeprefix("proc")))
+    places += [Place(place.step, 0, taken + number, place.folder) for number, place in enumerate(procs)]
+    return places
 
 
 def _children(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

@@ -17,10 +17,10 @@ from ulpscope import native
 from ulpscope.dtypes import Array, bits_from, dtype_named, values_from
 from ulpscope.errors import DumpError, did_you_mean
 from ulpscope.naming import call_text, parse_call
-from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Value
+from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Value, told_stats
 from ulpscope.store import layout
 from ulpscope.store.ring import left_in
-from ulpscope.store.tables import CALL, FRAME, FRAME_MAGIC, NONE32, NONE64, PHASES, RAISED, RECOMPUTED, VALUE
+from ulpscope.store.tables import CALL, FRAME, FRAME_MAGIC, NONE32, NONE64, PHASES, RAISED, RECOMPUTED, TOLD, VALUE
 
 _STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
 
@@ -208,7 +208,9 @@ class Dump:
         row = self._measures[number]
         kind = int(row["kind"])
         found: dict[str, Any] = {"measure": number}
-        if kind & _STATS:
+        if kind & TOLD:
+            found["stats"] = _told(row, kind)
+        elif kind & _STATS:
             found["stats"] = Stats(
                 int(row["numel"]),
                 _extreme(int(row["max_bits"]), kind),
@@ -286,12 +288,19 @@ def open_dump(path: str | Path, *, step: int | None = None, rank: int | None = N
     if not places:
         asked = "".join(f", {word} {number}" for word, number in (("step", step), ("rank", rank)) if number is not None)
         raise DumpError(f"{path} holds no dump{asked}; a dump is a folder step0/rank0 with a {layout.MANIFEST}")
-    return Dump(places[0].folder)
+    return _opened(places[0].folder)
 
 
 def open_run(path: str | Path) -> list[Dump]:
     """Every dump of a run, by step and rank."""
-    return [Dump(place.folder) for place in layout.find_places(Path(path))]
+    return [_opened(place.folder) for place in layout.find_places(Path(path))]
+
+
+def _opened(folder: Path) -> Dump:
+    # Imported here because the other formats are read into subclasses of Dump.
+    from ulpscope.store.formats.msprobe_reader import MsprobeDump
+
+    return MsprobeDump(folder) if layout.is_msprobe(folder) else Dump(folder)
 
 
 def _parsed_name(text: str) -> CallId:
@@ -310,6 +319,18 @@ def _extreme(bits: int, kind: int) -> float | int:
         return bits
     raw = bits.to_bytes(8, "little")
     return int.from_bytes(raw, "little", signed=True) if kind & _SIGNED else float(struct.unpack("<d", raw)[0])
+
+
+def _told(row: Any, kind: int) -> Stats:
+    """Four numbers of another tool: the row holds them as they were, `sum` the mean, `reserved` which are known."""
+    numbers = (
+        _extreme(int(row["max_bits"]), kind),
+        _extreme(int(row["min_bits"]), kind),
+        float(row["sum"]),
+        float(row["norm"]),
+    )
+    known = int(row["reserved"])
+    return told_stats(int(row["numel"]), *(item if known >> bit & 1 else None for bit, item in enumerate(numbers)))
 
 
 def _rows(data: bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -182,6 +182,14 @@ class DumpWriter:
             self._measure_count = number + 1
         return number
 
+    def add_measured(self, row: bytes) -> int:
+        """Stores a row that was measured elsewhere, without a sketch; returns its number."""
+        with self._lock:
+            self._measures.append(row)
+            number = self._measure_count
+            self._measure_count = number + 1
+        return number
+
     def add_payload(
         self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int
     ) -> tuple[int, int] | None:

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
-from ulpscope.frameworks.torch.names import IGNORED, SHARING, UNINITIALISED, Api, ApiNames
+from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, Api, ApiNames
+from ulpscope.frameworks.torch.npu import KernelsBelow
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Role
@@ -64,7 +65,14 @@ class FunctionTap:
     """Turns torch calls into opened and closed calls of the observer."""
 
     def __init__(
-        self, observer: Observer, measurer: TorchMeasurer, backward: BackwardTap, *, records: bool, kernels: bool
+        self,
+        observer: Observer,
+        measurer: TorchMeasurer,
+        backward: BackwardTap,
+        *,
+        records: bool,
+        kernels: bool,
+        vendor: KernelsBelow | None = None,
     ) -> None:
         self.observer = observer
         self.measurer = measurer
@@ -72,6 +80,7 @@ class FunctionTap:
         self.records = records
         self.quiet = False
         self._kernels = kernels
+        self._vendor = vendor
         self.names = ApiNames()
 
     def run_sharing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,23 +113,27 @@ class FunctionTap:
             return func(*args, **kwargs)
         call: OpenCall | None = None
         edges = None
+        shown_args, shown_kwargs = args, kwargs
         try:
             frame = sys._getframe(2)
             while frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None:
                 frame = frame.f_back  # torch's own way from a Python function to the mode
+            if api.kind == "Functional" and frame.f_code.co_filename == FUNCTIONALS and frame.f_back is not None:
+                shown_args, shown_kwargs = self.names.positions(frame, args, kwargs)
+                frame = frame.f_back
             name = self.names.spelling(api, frame, args) if api.signed else api.name
             call = observer.open_call(state, api.kind, name, frame)
             if call.wanted:
-                for at, value in enumerate(args):
+                for at, value in enumerate(shown_args):
                     unread = self.measurer.if_fresh(value) if api.mutates and at == 0 else None
                     unread = PENDING if api.pending_inputs else unread
                     observer.show(call, Role.INPUT, (at,), value, unread=unread)
-                for key, value in kwargs.items():
+                for key, value in shown_kwargs.items():
                     unread = self.measurer.if_fresh(value) if key == "out" else None
                     observer.show(call, Role.INPUT, (key,), value, unread=unread)
             follow = torch.is_grad_enabled() and observer.wants_backward(call)
             if follow and (api.mutates or "out" in kwargs or kwargs.get("inplace")):
-                edges = self.backward.edges(args, kwargs)
+                edges = self.backward.edges(shown_args, shown_kwargs)
         except Exception as error:  # the hook border: recording must not disturb the program
             observer.trouble(f"{api.kind}.{api.name}", error)
             follow = False
@@ -131,7 +144,7 @@ class FunctionTap:
         sequence = _get_sequence_nr()
         state.calls.append(call)
         try:
-            result = func(*args, **kwargs)
+            result = func(*args, **kwargs) if self._vendor is None else self._vendor.run(call, func, args, kwargs)
         except BaseException as error:
             observer.close_raised(call, error)
             raise
@@ -146,7 +159,7 @@ class FunctionTap:
                 observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api))
                 observer.close_call(call)
             if follow:
-                self.backward.arm(call, sequence, edges, args, kwargs, shown, watch=self._kernels)
+                self.backward.arm(call, sequence, edges, shown_args, shown_kwargs, shown, watch=self._kernels)
         except Exception as error:  # the hook border
             observer.trouble(f"{api.kind}.{api.name}", error)
         finally:

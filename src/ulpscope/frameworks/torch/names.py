@@ -1,18 +1,18 @@
 """What a torch function is called in a dump, and how to treat it.
 
-The seeds' spelling: kind and name, `Functional.conv2d`, `Torch.matmul`, `Tensor.__add__`, `VF.lstm`. A function mode is
-told `Tensor.add` for `a + b`, `1 + a` and `a.add(b)` alike; the caller's bytecode tells them apart.
+The seeds' spelling: kind and name, `Functional.conv2d`, `Torch.matmul`, `Tensor.__add__`, `VF.lstm`.
 """
 
 from __future__ import annotations
 
-import dis
 import types
 from typing import Any
 
 import torch
 import torch.nn.functional
 import torch.nn.init
+
+from ulpscope.frameworks.torch.spelling import Spelling
 
 NORMAL, IGNORED, SHARING, UNINITIALISED = range(4)
 
@@ -153,6 +153,7 @@ _UNINITIALISED = frozenset(
         "empty_permuted",
         "empty_quantized",
         "_empty_affine_quantized",
+        "empty_with_format",
         "resize_",
         "resize_as_",
     ]
@@ -170,21 +171,12 @@ _UNSEEN_WRITES: dict[str, tuple[int | str, ...]] = {
 _UNSEEN_PREFIXES = ("_fused_", "_amp_", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 # Operators that return before their communication has ended; what came is the output of wait_tensor.
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+# Namespaces of operators that have a name of their own in a dump.
+_SPACES = {"aten": "Aten", "npu": "NPU"}
 _SILENT_SPACES = frozenset({"profiler", "prim"})
 # Attributes of a tensor that compute; every other attribute is a query.
 _PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
-_SYMBOLS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
-    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "<": "lt", "<=": "le", "==": "eq", "!=": "ne",
-    ">": "gt", ">=": "ge",
-}  # fmt: skip
-_OLD_OPCODES = {
-    "ADD": "add", "SUBTRACT": "sub", "MULTIPLY": "mul", "TRUE_DIVIDE": "truediv", "FLOOR_DIVIDE": "floordiv",
-    "MODULO": "mod", "POWER": "pow", "MATRIX_MULTIPLY": "matmul", "AND": "and", "OR": "or", "XOR": "xor",
-    "LSHIFT": "lshift", "RSHIFT": "rshift", "NEGATIVE": "neg", "INVERT": "invert", "POSITIVE": "pos",
-}  # fmt: skip
-_REFLECTED = {"__add__": "__radd__", "__mul__": "__rmul__"}
 # Methods that an operator sign may stand for.
 _SIGNED = frozenset(
     name + mark
@@ -219,10 +211,13 @@ _SIGNED = frozenset(
     ]
     for mark in ("", "_")
 )
-_TORCH_FILES = (torch._tensor.__file__, torch.overrides.__file__)
 
 
 _TORCH_KINDS = frozenset({"Functional", "Init", "Torch", "Tensor", "VF", "Aten", *_SILENT_SPACES})
+
+
+FUNCTIONALS = torch.nn.functional.__file__
+_DISPATCHER = torch._jit_internal.__file__  # stands between a functional with a flag for indices and its caller
 
 
 class Api:
@@ -250,9 +245,8 @@ class ApiNames:
     """Finds the Api of a function object. One per capture; torch's own tables are never changed."""
 
     def __init__(self) -> None:
+        self.written = Spelling()
         self._apis: dict[Any, Api] = {}
-        self._signs: dict[tuple[int, int], str] = {}
-        self._codes: dict[int, types.CodeType] = {}
         for kind, space in (("Functional", torch.nn.functional), ("Init", torch.nn.init)):
             for name, function in vars(space).items():
                 if callable(function) and not isinstance(function, type) and not name.startswith("__"):
@@ -269,29 +263,38 @@ class ApiNames:
 
     def spelling(self, api: Api, frame: types.FrameType | None, args: tuple[Any, ...]) -> str:
         """The name of a Tensor method as the caller wrote it: `__add__` for a plus sign, `add` for a method call."""
-        while frame is not None and frame.f_code.co_filename in _TORCH_FILES:
-            frame = frame.f_back
-        if frame is None:
-            return api.name
-        code = frame.f_code
-        if id(code) not in self._codes:
-            self._read_code(code)
-        sign = self._signs.get((id(code), frame.f_lasti))
-        if sign is None:
-            return api.name
-        if sign.startswith("__r") and (len(args) < 2 or isinstance(args[1], torch.Tensor)):
-            return "__" + sign[3:]
-        return sign
+        return self.written.sign(frame, args, in_place=api.name.endswith("_")) or api.name
+
+    def positions(
+        self, frame: types.FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the functional that runs in a frame as its caller passed them; torch tells some as keywords."""
+        caller = frame.f_back
+        while caller is not None and caller.f_code.co_filename == _DISPATCHER:
+            caller = caller.f_back
+        shape = None if caller is None else self.written.call_shape(caller)
+        if shape is None or len(args) >= shape[0]:
+            return args, kwargs
+        parameters = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        moved = parameters[len(args) : shape[0]]
+        if not all(name in kwargs and name not in shape[1] for name in moved):
+            return args, kwargs
+        rest = {name: value for name, value in kwargs.items() if name not in moved}
+        return (*args, *(kwargs[name] for name in moved)), rest
 
     def _find(self, function: Any) -> Api:
         name = getattr(function, "__name__", type(function).__name__)
         if isinstance(function, torch._ops.OpOverload):
             space, _, rest = function.name().partition("::")
-            return self._made("Aten" if space == "aten" else space, rest if "." in rest else rest + ".default")
+            return self._made(_SPACES.get(space, space), rest if "." in rest else rest + ".default")
         if isinstance(function, torch._ops.OpOverloadPacket):
             space, _, rest = function._qualified_op_name.partition("::")
-            return self._made("Aten" if space == "aten" else space, rest)
+            return self._made(_SPACES.get(space, space), rest)
         owner = getattr(function, "__self__", None)
+        # Bindings in C++ are methods of torch_npu._C._VariableFunctionsClass.
+        origin = getattr(owner if isinstance(owner, type) else function, "__module__", None) or ""
+        if origin.partition(".")[0] == "torch_npu":
+            return self._made("NPU", name)
         if name in ("__get__", "__set__", "__delete__") and owner is not None:
             attribute = getattr(owner, "__name__", "")
             if attribute == "data":
@@ -317,41 +320,3 @@ class ApiNames:
         if plain in _SHARING:
             return Api(kind, name, SHARING)
         return Api(kind, name, UNINITIALISED if plain in _UNINITIALISED else NORMAL)
-
-    def _read_code(self, code: types.CodeType) -> None:
-        """Notes every operator sign of a function, once."""
-        self._codes[id(code)] = code
-        before: list[dis.Instruction] = []
-        for step in dis.get_instructions(code):
-            sign = _sign_of(step)
-            if sign in _REFLECTED and _left_is_constant(before):
-                sign = _REFLECTED[sign]
-            if sign is not None:
-                self._signs[id(code), step.offset] = sign
-            before.append(step)
-
-
-def _sign_of(step: dis.Instruction) -> str | None:
-    name = step.opname
-    if name == "BINARY_OP" or name == "COMPARE_OP":
-        symbol = step.argrepr.removeprefix("bool(").removesuffix(")")
-        inplace = symbol.endswith("=") and symbol[:-1] in _SYMBOLS and symbol not in _SYMBOLS
-        word = _SYMBOLS.get(symbol[:-1] if inplace else symbol)
-        return None if word is None else f"__{'i' if inplace else ''}{word}__"
-    family, _, rest = name.partition("_")
-    if family in ("BINARY", "INPLACE", "UNARY") and rest in _OLD_OPCODES:
-        return f"__{'i' if family == 'INPLACE' else ''}{_OLD_OPCODES[rest]}__"
-    return None
-
-
-def _left_is_constant(before: list[dis.Instruction]) -> bool:
-    """Whether the left operand of a sign is a literal: walks back over the right operand until it nets one value."""
-    total = 0
-    for at in range(len(before) - 1, 0, -1):
-        step = before[at]
-        if step.is_jump_target or step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-            return False
-        total += dis.stack_effect(step.opcode, step.arg, jump=False)
-        if total == 1:
-            return before[at - 1].opname in ("LOAD_CONST", "LOAD_SMALL_INT")
-    return False

@@ -18,6 +18,7 @@ from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
 from ulpscope.frameworks.torch.function_tap import CallMode, FunctionTap
 from ulpscope.frameworks.torch.module_tap import ModuleTap
+from ulpscope.frameworks.torch.npu import KernelsBelow
 from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.threads import ThreadTap
@@ -69,8 +70,9 @@ class TorchProbe:
         level: Level,
         models: Sequence[Module],
         below: Callable[[OpenCall], bool] | None = None,
+        vendor: KernelsBelow | None = None,
     ) -> None:
-        kernels = level is Level.KERNEL
+        kernels = level is Level.KERNEL and vendor is None
         self.backward = BackwardTap(observer)
         self.modules = ModuleTap(
             observer,
@@ -80,7 +82,7 @@ class TorchProbe:
             new_thread=lambda state: self._threads.enter(state),
         )
         self._functions = FunctionTap(
-            observer, measurer, self.backward, records=level is not Level.MODULE, kernels=kernels
+            observer, measurer, self.backward, records=level is not Level.MODULE, kernels=kernels, vendor=vendor
         )
         dispatch = DispatchTap(observer, measurer, below)
         self._threads = ThreadTap(

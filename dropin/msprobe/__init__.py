@@ -1,0 +1,1 @@
+"""msprobe, answered by ulpscope."""

@@ -1,0 +1,82 @@
+"""`ulpscope convert SOURCE DEST`: dumps in the format of another tool, and back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from ulpscope.errors import CaptureError, DumpError
+from ulpscope.store.formats.msprobe_reader import MsprobeDump
+from ulpscope.store.formats.msprobe_writer import LEVEL_NAMES, write_msprobe
+from ulpscope.store.formats.native_copy import write_native
+from ulpscope.store.layout import dump_folder, find_places
+from ulpscope.store.reader import Dump, open_dump
+
+
+@click.command()
+@click.argument("source", type=click.Path())
+@click.argument("dest", type=click.Path())
+@click.option(
+    "--to", "form", type=click.Choice(["msprobe", "native"]), help="The format to write.  [default: the other]"
+)
+@click.option(
+    "--task", type=click.Choice(["statistics", "tensor"]), help="For msprobe.  [default: tensor if it has any]"
+)
+@click.option(
+    "--summary-mode",
+    type=click.Choice(["statistics", "md5"]),
+    default="statistics",
+    show_default=True,
+    help="For msprobe: md5 adds the checksums.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the dumps that lie in DEST.")
+def convert(source: str, dest: str, form: str | None, task: str | None, summary_mode: str, overwrite: bool) -> None:
+    """Write a run in another format: ours for msprobe, or one of msprobe for ulpscope.
+
+    \b
+    ulpscope convert runs/a dump_path               then: msprobe compare -tp dump_path/... -gp ...
+    ulpscope convert dump_path runs/a               then: ulpscope show runs/a
+
+    SOURCE is a run, or any folder or file in it; every dump in it is written to DEST/step0/rank0. A run whose process was
+    killed is written up to its last finished call.
+    """
+    places = find_places(Path(source))
+    if not places:
+        raise DumpError(f"{source} holds no dump; a dump is a folder step0/rank0")
+    _clear(Path(dest), Path(source), overwrite)
+    done = 0
+    for place in places:
+        dump = open_dump(place.folder)
+        folder = dump_folder(Path(dest), place.step, place.rank, place.copy)
+        if (form or ("native" if isinstance(dump, MsprobeDump) else "msprobe")) == "native":
+            write_native(dump, folder)
+        else:
+            level = LEVEL_NAMES.get(dump.manifest.level, dump.manifest.level)
+            write_msprobe(dump, folder, task=task or _task_of(dump), level=level, summary_mode=summary_mode)
+        done += len(dump)
+        if dump.ending != "complete":
+            click.echo(f"ulpscope: {place.folder}: {dump.ending}", err=True)
+    plural = "s"[: len(places) > 1]
+    click.echo(f"ulpscope: wrote {done} calls of {len(places)} dump{plural} to {dest}", err=True)
+
+
+def _task_of(dump: Dump) -> str:
+    stored = any(value.payload is not None for call in dump.calls() for value in call.values)
+    return "tensor" if stored else "statistics"
+
+
+def _clear(dest: Path, source: Path, overwrite: bool) -> None:
+    if dest.exists() and not dest.is_dir():
+        raise CaptureError(f"{dest} is a file; DEST needs a folder")
+    if not dest.exists() or not any(dest.iterdir()):
+        return
+    if not overwrite:
+        raise CaptureError(f"{dest} is not empty; choose another folder, or add --overwrite to replace the dumps in it")
+    inside, outside = dest.resolve(), source.resolve()
+    if inside == outside or inside in outside.parents or outside in inside.parents:
+        raise CaptureError(f"{source} and {dest} lie in each other; choose another folder")
+    # Only dumps go: whatever else lies in the folder stays.
+    for place in find_places(dest):
+        shutil.rmtree(place.folder)

@@ -1,0 +1,150 @@
+"""msprobe's PrecisionDebugger over a capture: same names, same configuration, same files."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ulpscope.capture.session import Capture
+from ulpscope.compat.msprobe.config import READY, DebuggerConfig, load_config
+from ulpscope.errors import CaptureError
+from ulpscope.frameworks.torch import determinism
+from ulpscope.frameworks.torch.loader_watch import LoaderWatch
+from ulpscope.store import layout
+from ulpscope.store.formats.msprobe_writer import write_msprobe
+from ulpscope.store.reader import Dump
+
+log = logging.getLogger(__name__)
+
+
+def seed_all(seed: int = 1234, mode: bool = False) -> None:
+    """Fixes every random source; `mode` asks for deterministic algorithms."""
+    determinism.seed_all(seed, mode)
+
+
+class PrecisionDebugger:
+    """One per process. Its methods work on the class too: `PrecisionDebugger.start()`."""
+
+    _current: PrecisionDebugger | None = None
+
+    def __init__(
+        self,
+        config_path: str | None = None,
+        task: str | None = None,
+        dump_path: str | None = None,
+        level: str | None = None,
+        model: Any = None,
+        step: list[Any] | None = None,
+    ) -> None:
+        config = load_config(config_path, task=task, dump_path=dump_path, level=level, step=step)
+        if config.task not in READY:
+            raise CaptureError(
+                f"task {config.task!r} is configured correctly, but this version of ulpscope does not have it yet; "
+                f"it has {' and '.join(READY)}"
+            )
+        if PrecisionDebugger._current is not None:
+            PrecisionDebugger._current._close()
+        self.config = config
+        seed_all(config.seed, config.is_deterministic)
+        self._capture = Capture(model=model, **config.capture_options())
+        self._capture.on_dump = self._write
+        self._written: dict[Path, int] = {}
+        self._loader: LoaderWatch | None = None
+        PrecisionDebugger._current = self
+        if config.enable_dataloader:
+            self._loader = LoaderWatch(self._next_batch)
+            self._loader.install()
+
+    @classmethod
+    def start(cls, model: Any = None) -> None:
+        """Begins, or goes on with, dumping."""
+        debugger = cls._get()
+        if debugger.config.level != "debug":
+            debugger._capture.start(model)
+
+    @classmethod
+    def stop(cls) -> None:
+        """Ends a stretch; its files are written."""
+        cls._get()._capture.stop()
+
+    @classmethod
+    def step(cls) -> None:
+        """Ends a step."""
+        cls._get()._capture.step()
+
+    @classmethod
+    def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Dumps one value under a name of your own into debug.json, and its gradient."""
+        cls._get()._capture.save(name, variable, gradient=save_backward)
+
+    @classmethod
+    def _get(cls) -> PrecisionDebugger:
+        if PrecisionDebugger._current is None:
+            raise CaptureError("there is no debugger yet: make one first, PrecisionDebugger(config_path='config.json')")
+        return PrecisionDebugger._current
+
+    def _close(self) -> None:
+        if self._loader is not None:
+            self._loader.remove()
+        self._capture.close()
+        PrecisionDebugger._current = None
+
+    def _next_batch(self, number: int) -> None:
+        """A DataLoader is about to give batch `number`: that begins a step, and ends the one before."""
+        if number:
+            self._capture.stop()
+            self._capture.step()
+        steps = self.config.step
+        if steps and number > max(item if isinstance(item, int) else item[1] for item in steps):
+            last = number - 1
+            self._close()
+            raise Exception(f"msprobe: exit after iteration {last}")
+        self._capture.start()
+
+    def _write(self, folder: Path, finished: bool) -> None:
+        """Writes msprobe's files from ours when they are due, each time as a whole; ours go when the step is over."""
+        dump = Dump(folder)
+        target = Path(self.config.dump_path) / folder.parent.name / folder.name
+        if self._written.get(target) != len(dump):
+            self._replace(dump.manifest.rank, target)
+            write_msprobe(
+                dump,
+                target,
+                task=self.config.task,
+                level=self.config.level,
+                summary_mode=self.config.summary_mode,
+            )
+            self._written[target] = len(dump)
+        if finished and dump.ending == "complete":
+            shutil.rmtree(folder)
+            for above in (folder.parent, folder.parent.parent):
+                with contextlib.suppress(OSError):
+                    above.rmdir()
+
+    def _replace(self, rank: int, target: Path) -> None:
+        """A dump into the same folder replaces the one before, as the manual says: whole runs, never a mixture."""
+        earlier = (
+            [target]
+            if self._written
+            else [place.folder for place in layout.find_places(Path(self.config.dump_path)) if place.rank == rank]
+        )
+        for folder in earlier:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+
+
+def module_dump(module: Any, dump_name: str) -> None:
+    """Dumps one module as a whole from now on, and none of the APIs, until `module_dump_end`."""
+    PrecisionDebugger._get()._capture.watch_alone(module, dump_name)
+
+
+def module_dump_end() -> None:
+    """Ends `module_dump`: APIs are dumped again."""
+    PrecisionDebugger._get()._capture.watch_alone(None, "")
+
+
+__all__ = ["DebuggerConfig", "PrecisionDebugger", "module_dump", "module_dump_end", "seed_all"]

@@ -1,0 +1,234 @@
+"""Scripts written for msprobe, verbatim, through the names-only distribution in dropin/. Each runs in its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+MODEL = """
+import torch, torch.nn as nn, torch.nn.functional as F
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 4, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.fc1 = nn.Linear(64, 16)
+        self.fc2 = nn.Linear(16, 4)
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2)
+        x = self.drop(x.view(x.size(0), -1))
+        x = F.gelu(self.fc1(x)) * 1.0 + 0.0
+        return self.fc2(x)
+def step(model, optimizer):
+    optimizer.zero_grad()
+    F.cross_entropy(model(torch.randn(8, 1, 8, 8)), torch.arange(8) % 4).backward()
+    optimizer.step()
+"""
+LOOP = """
+from msprobe.pytorch import PrecisionDebugger, seed_all
+seed_all(seed=1234, mode=False)
+debugger = PrecisionDebugger(config_path="config.json")
+model = Net(); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    debugger.start(model)
+    step(model, optimizer)
+    debugger.stop()
+    debugger.step()
+"""
+
+
+def run(folder: Path, program: str, **config: Any) -> subprocess.CompletedProcess[str]:
+    base = {"task": "statistics", "dump_path": "./dump", "rank": [], "step": [], "level": "L1"}
+    (folder / "config.json").write_text(json.dumps({**base, **config}))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "dropin")}
+    command = [sys.executable, "-c", MODEL + program]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def dumped(folder: Path, name: str = "dump.json", step: int = 0) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "dump" / f"step{step}" / "rank0" / name).read_text())
+    return content
+
+
+def test_the_loop_of_the_manual_gives_the_layout_of_the_manual(tmp_path: Path) -> None:
+    done = run(tmp_path, LOOP, step=[0, 2])
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "dump").iterdir() if not path.name.startswith(".")) == [
+        "step0",
+        "step2",
+    ]
+    files = {path.name for path in (tmp_path / "dump" / "step0" / "rank0").iterdir()}
+    assert files == {"dump.json", "stack.json", "construct.json"}
+    content = dumped(tmp_path)
+    assert (content["task"], content["level"], content["framework"]) == ("statistics", "L1", "pytorch")
+    leaf = content["data"]["Functional.conv2d.0.forward"]["input_args"][0]
+    assert {"type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad"} <= set(leaf)
+    assert (leaf["dtype"], leaf["shape"]) == ("torch.float32", [8, 1, 8, 8])
+    assert "Functional.linear.1.backward" in content["data"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_002_006_103_levels_write_modules_apis_or_both(tmp_path: Path, level: str) -> None:
+    assert run(tmp_path, LOOP, level=level).returncode == 0
+    names = set(dumped(tmp_path)["data"])
+    assert ("Module.conv1.Conv2d.forward.0" in names) == (level != "L1")
+    assert ("Module.fc2.Linear.parameters_grad.0" in names) == (level != "L1")
+    assert ("Functional.conv2d.0.forward" in names) == (level != "L0")
+    construct = dumped(tmp_path, "construct.json")
+    if level == "mix":
+        assert construct["Functional.conv2d.0.forward"] == "Module.conv1.Conv2d.forward.0"
+        assert construct["Functional.linear.1.backward"] == "Module.fc2.Linear.backward.0"
+    if level == "L1":
+        assert construct == {}
+
+
+def test_002_056_md5_is_the_crc_32_of_the_bytes(tmp_path: Path) -> None:
+    assert run(tmp_path, LOOP, statistics={"summary_mode": "md5"}).returncode == 0
+    leaf = dumped(tmp_path)["data"]["Functional.relu.0.forward"]["output"][0]
+    assert len(leaf["md5"]) == 8
+    assert int(leaf["md5"], 16) >= 0
+
+
+def test_002_060_tensor_files_are_readable_by_torch_and_links_where_equal(tmp_path: Path) -> None:
+    assert run(tmp_path, LOOP, task="tensor", step=[0]).returncode == 0
+    folder = tmp_path / "dump" / "step0" / "rank0" / "dump_tensor_data"
+    content = dumped(tmp_path)
+    leaf = content["data"]["Functional.relu.0.forward"]["output"][0]
+    value = torch.load(folder / leaf["data_name"], weights_only=True)
+    assert list(value.shape) == leaf["shape"]
+    assert value.max().item() == pytest.approx(leaf["Max"], rel=1e-6)
+    used = content["data"]["Functional.max_pool2d.0.forward"]["input_args"][0]["data_name"]
+    assert (folder / used).samefile(folder / leaf["data_name"])
+    assert Path(content["dump_data_dir"]).samefile(folder)
+
+
+def test_002_051_052_a_list_selects(tmp_path: Path) -> None:
+    assert run(tmp_path, LOOP, statistics={"list": ["relu"]}).returncode == 0
+    assert set(dumped(tmp_path)["data"]) == {"Functional.relu.0.forward", "Functional.relu.0.backward"}
+
+
+def test_002_050_a_scope_selects_a_closed_interval(tmp_path: Path) -> None:
+    scope = ["Functional.relu.0.forward", "Functional.linear.0.forward"]
+    assert run(tmp_path, LOOP, statistics={"scope": scope, "data_mode": ["forward"]}).returncode == 0
+    names = list(dumped(tmp_path)["data"])
+    assert (names[0], names[-1]) == (scope[0], scope[1])
+
+
+def test_002_010_004_031_the_data_loader_counts_steps_and_ends_the_run(tmp_path: Path) -> None:
+    program = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+loader = torch.utils.data.DataLoader(list(range(10)), batch_size=1)
+for number, batch in enumerate(loader):
+    print(number, flush=True)
+    torch.sin(batch.float())
+"""
+    done = run(tmp_path, program, enable_dataloader=True, step=[0, 2])
+    assert done.returncode == 1
+    assert "Exception: msprobe: exit after iteration 2" in done.stderr
+    assert done.stdout.split() == ["0", "1", "2"]
+    assert {path.name for path in (tmp_path / "dump").iterdir() if not path.name.startswith(".")} == {"step0", "step2"}
+
+
+def test_002_107_dropout_is_off_after_the_import_and_only_then(tmp_path: Path) -> None:
+    program = """
+import ulpscope
+x = torch.ones(1000)
+before = F.dropout
+assert (F.dropout(x, 0.5) == 0).any() and nn.Dropout(0.5).p == 0.5
+ulpscope.Capture
+assert (F.dropout(x, 0.5) == 0).any()
+from msprobe.pytorch import PrecisionDebugger
+assert F.dropout is before
+for off in (F.dropout(x, 0.5), F.dropout(x, p=0.9), nn.Dropout(0.5)(x), nn.Dropout(p=0.3, inplace=False)(x)):
+    assert torch.equal(off, x)
+for off in (F.dropout2d(x.view(1, 10, 10, 10)), F.dropout3d(x.view(1, 10, 10, 10, 1)), nn.Dropout2d()(x.view(1, 10, 10, 10))):
+    assert torch.equal(off.flatten(), x)
+assert nn.Dropout(0.5).p == 0 and nn.AlphaDropout(0.5).p == 0.5
+assert torch.equal(torch.compile(lambda t: F.dropout(t, 0.5), backend="eager")(x), x)
+"""
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_000_061_062_one_module_is_dumped_as_a_whole(tmp_path: Path) -> None:
+    program = """
+from msprobe.pytorch import PrecisionDebugger, module_dump, module_dump_end
+debugger = PrecisionDebugger(config_path="config.json")
+model = Net(); x = torch.randn(8, 1, 8, 8)
+debugger.start()
+torch.sin(x)
+module_dump(model.fc1, "MyModule")
+model(x)
+module_dump_end()
+torch.cos(x)
+debugger.stop(); debugger.step()
+"""
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    names = list(dumped(tmp_path)["data"])
+    assert names[0] == "Torch.sin.0.forward"
+    assert names[-1] == "Torch.cos.0.forward"
+    assert [name for name in names if "MyModule" in name] == ["Module.MyModule.Linear.forward.0"]
+    assert not any("linear" in name or "conv2d" in name for name in names)
+
+
+def test_single_values_go_into_debug_json_with_their_gradients(tmp_path: Path) -> None:
+    program = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+x = torch.ones(3, requires_grad=True)
+y = x * 2
+PrecisionDebugger.save(y, "y", save_backward=True)
+PrecisionDebugger.save({"a": y, "b": [1, "t"]}, "pack", save_backward=False)
+y.sum().backward()
+PrecisionDebugger.step()
+"""
+    done = run(tmp_path, program, level="debug")
+    assert done.returncode == 0, done.stderr
+    data = dumped(tmp_path, "debug.json")["data"]
+    assert data["y.0.debug"]["Max"] == 2.0
+    assert data["y_grad.0.debug"]["Max"] == 1.0
+    assert data["pack.0.debug"]["a"]["shape"] == [3]
+
+
+def test_004_020_a_second_run_into_the_same_folder_replaces_the_first(tmp_path: Path) -> None:
+    assert run(tmp_path, LOOP).returncode == 0
+    assert run(tmp_path, LOOP, step=[1]).returncode == 0
+    steps = [path.name for path in (tmp_path / "dump").iterdir() if not path.name.startswith(".")]
+    assert steps == ["step1"]
+
+
+@pytest.mark.parametrize("name", ["abc++", "my dump", "lr=1e-4"])
+def test_004_028_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    assert run(tmp_path, LOOP, dump_path=f"./{name}/dump", step=[0]).returncode == 0
+    assert (tmp_path / name / "dump" / "step0" / "rank0" / "dump.json").is_file()
+
+
+@pytest.mark.parametrize("task", ["overflow_check", "free_benchmark", "run_ut"])
+def test_a_task_that_is_not_there_yet_says_so(tmp_path: Path, task: str) -> None:
+    done = run(tmp_path, LOOP, task=task)
+    assert done.returncode == 1
+    assert f"task '{task}' is configured correctly, but this version of ulpscope does not have it yet" in done.stderr
+
+
+def test_using_the_class_before_there_is_a_debugger_says_what_to_do(tmp_path: Path) -> None:
+    done = run(tmp_path, "from msprobe.pytorch import PrecisionDebugger\nPrecisionDebugger.start()")
+    assert "make one first" in done.stderr
+
+
+def test_004_021_kernels_below_one_api(tmp_path: Path) -> None:
+    config = {"task": "tensor", "level": "L2", "step": [0], "tensor": {"scope": ["Functional.linear.0.forward"]}}
+    done = run(tmp_path, LOOP, **config)
+    assert done.returncode == 0, done.stderr
+    names = list(dumped(tmp_path)["data"])
+    assert any(name.startswith("Aten.addmm") for name in names)

@@ -1,0 +1,234 @@
+"""msprobe's config.json: every key of its manual, its defaults, its examples, and what a mistake gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ulpscope.compat.msprobe.config import DEFAULT_CONFIG, load_config, read_config
+from ulpscope.errors import ConfigError
+
+BASE = {"task": "statistics", "dump_path": "./dump", "rank": [], "step": [], "level": "L1"}
+
+
+def problems(**content: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read_config({**BASE, **content})
+    return caught.value.problems
+
+
+def test_002_001_the_package_has_a_configuration_for_those_who_give_none() -> None:
+    assert DEFAULT_CONFIG.is_file()
+    found = load_config()
+    assert (found.task, found.level, found.dump_path) == ("statistics", "L1", "./dump_path")
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor", "overflow_check", "free_benchmark", "run_ut"])
+def test_002_002_the_five_tasks_are_known(task: str) -> None:
+    assert read_config({**BASE, "task": task}).task == task
+    assert read_config({"dump_path": "x"}).task == "statistics"
+
+
+def test_002_002_another_task_is_refused_with_the_choices() -> None:
+    (problem,) = problems(task="statistic")
+    assert "must be one of statistics, tensor, overflow_check, free_benchmark, run_ut" in problem
+    assert "Did you mean 'statistics'?" in problem
+
+
+@pytest.mark.parametrize("path", [None, "", 3, []])
+def test_002_003_a_dump_path_is_needed(path: Any) -> None:
+    assert any("dump_path" in problem for problem in problems(dump_path=path))
+
+
+@pytest.mark.parametrize("key", ["rank", "step"])
+@pytest.mark.parametrize("value", [[0, 1], [], ["2-4", 7]])
+def test_002_004_005_ranks_and_steps_are_lists_of_numbers_and_ranges(key: str, value: list[Any]) -> None:
+    found = read_config({**BASE, key: value})
+    assert getattr(found, key) == tuple((2, 4) if item == "2-4" else item for item in value)
+
+
+@pytest.mark.parametrize("key", ["rank", "step"])
+@pytest.mark.parametrize("value", ["0", 3, [-1], [1.5], ["a-b"], [True], [None], [float("nan")], ["4-2"]])
+def test_002_004_005_anything_else_is_refused_by_name(key: str, value: Any) -> None:
+    assert any(problem.startswith(key) for problem in problems(**{key: value}))
+
+
+@pytest.mark.parametrize(("level", "ours"), [("L0", "module"), ("L1", "op"), ("mix", "mix")])
+def test_002_006_levels(level: str, ours: str) -> None:
+    assert read_config({**BASE, "level": level}).capture_options()["level"] == ours
+    assert read_config({"dump_path": "x"}).level == "L1"
+
+
+def test_002_006_an_unknown_level_names_the_choices() -> None:
+    assert any("level" in problem and "L0, L1, L2, mix" in problem for problem in problems(level="L5"))
+
+
+@pytest.mark.parametrize(
+    ("key", "default", "good", "bad"),
+    [
+        ("acl_config", "", "./acl_config.json", 3),
+        ("seed", 1234, 7, "x"),
+        ("is_deterministic", False, True, "yes"),
+        ("enable_dataloader", False, True, 1),
+        ("async_dump", False, True, "true"),
+    ],
+)
+def test_002_007_008_009_010_the_other_common_keys(key: str, default: Any, good: Any, bad: Any) -> None:
+    assert getattr(read_config(BASE), key) == default
+    assert getattr(read_config({**BASE, key: good}), key) == good
+    assert any(key in problem for problem in problems(**{key: bad}))
+
+
+def test_002_011_arguments_go_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**BASE, "level": "L0", "step": [3]}))
+    found = load_config(path, task="tensor", dump_path="other", level="mix", step=[1])
+    assert (found.task, found.dump_path, found.level, found.step) == ("tensor", "other", "mix", (1,))
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_002_050_053_060_scope_and_list_may_stand_together(task: str) -> None:
+    section = {"scope": ["Torch.sin.0.forward", "Torch.cos.3.forward"], "list": ["relu"], "data_mode": ["all"]}
+    options = read_config({**BASE, "task": task, task: section}).capture_options()
+    assert options["scope"] == ("Torch.sin.0.forward", "Torch.cos.3.forward")
+    assert options["only"] == ("relu",)
+    assert any("scope" in problem for problem in problems(task=task, **{task: {"scope": ["one"]}}))
+
+
+@pytest.mark.parametrize("value", ["relu", 3, [1], {"a": 1}])
+def test_002_051_052_a_list_is_a_list_of_names(value: Any) -> None:
+    assert any("statistics.list" in problem for problem in problems(statistics={"list": value}))
+
+
+@pytest.mark.parametrize(
+    ("modes", "phases", "roles"),
+    [
+        (["all"], [], []),
+        (["forward"], ["forward"], []),
+        (["backward", "output"], ["backward"], ["output"]),
+        (["forward", "backward", "input"], ["forward", "backward"], ["input"]),
+    ],
+)
+def test_002_055_data_mode(modes: list[str], phases: list[str], roles: list[str]) -> None:
+    options = read_config({**BASE, "statistics": {"data_mode": modes}}).capture_options()
+    assert (options["phases"], options["roles"]) == (phases, roles)
+
+
+@pytest.mark.parametrize("value", [["forwardd"], ["all", "input"], 3, [None]])
+def test_002_055_a_wrong_data_mode_is_named(value: Any) -> None:
+    assert any("statistics.data_mode" in problem for problem in problems(statistics={"data_mode": value}))
+
+
+def test_002_056_summary_mode() -> None:
+    assert read_config(BASE).capture_options()["checksum"] is False
+    assert read_config({**BASE, "statistics": {"summary_mode": "md5"}}).capture_options()["checksum"] is True
+    assert any("summary_mode" in problem for problem in problems(statistics={"summary_mode": "sha"}))
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("backward_input", "a.pt", 3),
+        ("backward_input", ["a.pt"], [3]),
+        ("file_format", "npy", "pt"),
+        ("online_run_ut", True, "yes"),
+        ("nfs_path", "/nfs", 3),
+        ("host", "127.0.0.1", 3),
+        ("port", 59208, "x"),
+        ("tls_path", "./tls", 1),
+    ],
+)
+def test_002_061_062_063_064_065_066_067_keys_of_the_tensor_task(key: str, good: Any, bad: Any) -> None:
+    read_config({**BASE, "task": "tensor", "tensor": {key: good}})
+    assert any(f"tensor.{key}" in problem for problem in problems(task="tensor", tensor={key: bad}))
+
+
+def test_002_068_kernel_level_wants_one_api_and_a_gradient_for_a_backward() -> None:
+    base = {"task": "tensor", "level": "L2"}
+    found = read_config({**BASE, **base, "tensor": {"scope": ["Tensor.__mul__.10.forward"]}})
+    assert found.capture_options()["below"] == "Tensor.__mul__.10.forward"
+    assert any("exactly one API name" in problem for problem in problems(**base, tensor={"scope": []}))
+    backward = {"scope": ["Tensor.__mul__.10.backward"]}
+    assert any("backward_input must be configured" in problem for problem in problems(**base, tensor=backward))
+
+
+SEEDS_EXAMPLES = {
+    "free_benchmark": {
+        "scope": [],
+        "list": ["conv2d"],
+        "fuzz_device": "npu",
+        "pert_mode": "improve_precision",
+        "handler_type": "check",
+        "fuzz_level": "L1",
+        "fuzz_stage": "forward",
+        "if_preheat": False,
+        "preheat_step": 15,
+        "max_sample": 20,
+    },
+    "statistics": {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"},
+    "tensor": {"scope": [], "list": [], "data_mode": ["all"], "backward_input": ""},
+    "overflow_check": {"overflow_nums": 1},
+    "run_ut": {"white_list": [], "black_list": [], "error_data_path": "./"},
+}
+
+
+@pytest.mark.parametrize("task", SEEDS_EXAMPLES)
+def test_002_100_the_examples_of_the_manual_are_accepted_as_written(task: str) -> None:
+    common = {"dump_path": "/home/data_dump", "rank": [], "step": [], "level": "L1"}
+    flags = {"seed": 1234, "is_deterministic": False, "enable_dataloader": False}
+    assert read_config({"task": task, **common, **flags, task: SEEDS_EXAMPLES[task]}).task == task
+
+
+@pytest.mark.parametrize(
+    ("phase", "backward_input"), [("forward", [""]), ("backward", ["Tensor.__mul__.10.backward.input.0.pt"])]
+)
+def test_002_108_109_the_kernel_examples_are_accepted_as_written(phase: str, backward_input: list[str]) -> None:
+    found = read_config(
+        {
+            "task": "tensor",
+            "dump_path": "/home/data_dump",
+            "level": "L2",
+            "rank": [0],
+            "step": [0],
+            "is_deterministic": False,
+            "tensor": {
+                "scope": [f"Tensor.__mul__.10.{phase}"],
+                "list": [],
+                "data_mode": ["all"],
+                "backward_input": backward_input,
+                "file_format": "npy",
+            },
+            "acl_config": "acl_config.json",
+        }
+    )
+    assert found.acl_config == "acl_config.json"
+
+
+def test_every_mistake_is_told_at_once_with_its_place() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config({"setp": [1], "level": "L9", "statistics": {"data_mode": ["fwd"], "lst": []}}, "config.json")
+    text = str(caught.value)
+    assert "config.json: unknown key 'setp'. Did you mean 'step'?" in text
+    assert "config.json: level = 'L9'" in text
+    assert "config.json: statistics.data_mode = ['fwd']: element 0 must be one of all, forward" in text
+    assert "config.json: statistics: unknown key 'lst'. Did you mean 'list'?" in text
+    assert "config.json: dump_path is missing" in text
+    assert text.endswith("5 problems, nothing was captured")
+
+
+@pytest.mark.parametrize("section", [[], "x", 3])
+def test_a_section_that_is_no_table_is_named(section: Any) -> None:
+    assert any("statistics must be a table" in problem for problem in problems(statistics=section))
+
+
+def test_null_stands_for_the_default() -> None:
+    found = read_config({"dump_path": "x", "task": None, "rank": None, "level": None, "statistics": None})
+    assert (found.task, found.rank, found.level) == ("statistics", (), "L1")
+
+
+def test_scope_and_list_exclude_each_other_in_free_benchmark() -> None:
+    both = {"scope": ["Torch.matmul.0"], "list": ["relu"]}
+    assert any("exclude each other" in problem for problem in problems(task="free_benchmark", free_benchmark=both))
