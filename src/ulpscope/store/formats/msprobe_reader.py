@@ -42,6 +42,8 @@ from ulpscope.store.reader import Dump
 LEVELS = {"L0": "module", "L1": "op", "mix": "mix", "L2": "kernel"}
 STATISTICS = ("Max", "Min", "Mean", "Norm")
 # The sections of a call, the role of their values, and whether positions or keys are expected there.
+# msprobe wraps a dictionary that a module returns into a list; ours says so, to read it back as it was.
+DICT_OUTPUT = "dict_output"
 _SECTIONS = {
     "input_args": Role.INPUT,
     "input_kwargs": Role.INPUT,
@@ -263,6 +265,8 @@ class MsprobeDump(Dump):
             node = entry.get(section)
             if node is None:
                 continue
+            if section == "output" and entry.get(DICT_OUTPUT) is True and isinstance(node, list) and len(node) == 1:
+                node = node[0]
             for value in self._walk(file, f"{name}.{section}", role, (0,) if _is_leaf(node) else (), node):
                 if not (backward and value.type == "NoneType"):
                     yield value

@@ -25,7 +25,7 @@ from ulpscope.errors import DumpError
 from ulpscope.naming import MODULE, OPTIMIZER, SAVED, call_text
 from ulpscope.records import CallId, CallRecord, PathStep, Phase, Role, Value
 from ulpscope.store import layout
-from ulpscope.store.formats.msprobe_reader import LEVELS, STATISTICS
+from ulpscope.store.formats.msprobe_reader import DICT_OUTPUT, LEVELS, STATISTICS
 from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.reader import Dump
 
@@ -135,6 +135,7 @@ class _Files:
 
     def _forward(self, call: CallRecord) -> dict[str, Any]:
         trees: dict[str, Tree] = {"input_args": {}, "input_kwargs": {}, "output": {}, "parameters": {}}
+        wrapped = False
         for value in call.values:
             path = _path(value)
             if value.slot.role is Role.INPUT:
@@ -143,14 +144,18 @@ class _Files:
             else:
                 section = value.slot.role.value
                 prefix = (section,)
+            if section == "output" and isinstance(path[0], str):
+                path, wrapped = (0, *path), True
             _plant(trees[section], path, self._leaf(call, value, (*prefix, *path)))
-        entry = {
+        entry: dict[str, Any] = {
             "input_args": _grown(trees["input_args"], empty=[]),
             "input_kwargs": _grown(trees["input_kwargs"], empty={}),
             "output": _grown(trees["output"], empty=[]),
         }
         if call.id.kind == MODULE or trees["parameters"]:
             entry["parameters"] = _grown(trees["parameters"], empty={})
+        if wrapped:
+            entry[DICT_OUTPUT] = True
         return entry
 
     def _backward(self, call: CallRecord) -> dict[str, Any]:
