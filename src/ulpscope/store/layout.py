@@ -98,6 +98,10 @@ def _place_of(folder: Path) -> Place:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a small JSON file so that a reader sees the old one or the new one, never half."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
+    # A line for each key: readable, and quicker than an indented dump, which Python writes without its C encoder.
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(content[key], sort_keys=True, ensure_ascii=False)}" for key in sorted(content)
+    ]
+    text = "{\n" + ",\n".join(lines) + "\n}"
     draft.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     draft.replace(path)
