@@ -133,22 +133,30 @@ class Recorder:
     def open_backward(self, state: ThreadState, forward: Forward, again: int) -> OpenCall:
         if self.before_first is not None:
             self.before_first()
-        call = OpenCall(forward.kind, forward.name, forward.number, Phase.BACKWARD)
+        kind, name, index, epoch, seq, parent, module, stack = forward
+        call = OpenCall(kind, name, index, Phase.BACKWARD)
         call.epoch = self._epoch
         call.seq = next(self._sequence)
         call.thread = state.number
-        call.module = forward.module
-        if forward.epoch == self._epoch:
-            call.parent = forward.parent
-            call.origin = forward.seq
-            call.stack = forward.stack
+        call.module = module
+        if epoch == self._epoch:
+            call.parent = parent
+            call.origin = seq
+            call.stack = stack
         else:
             self.note("a backward pass reached calls of an earlier step")
         call.again = again
         return call
 
     def show(
-        self, call: OpenCall, role: Role, path: tuple[PathStep, ...], value: Any, *, unread: str | None = None
+        self,
+        call: OpenCall,
+        role: Role,
+        path: tuple[PathStep, ...],
+        value: Any,
+        *,
+        unread: str | None = None,
+        produced: bool = False,
     ) -> None:
         if call.epoch != self._epoch or (self._some_roles and not self._selection.wants_role(role)):
             return
@@ -157,10 +165,10 @@ class Recorder:
             for sub, leaf in measurer.leaves(value):
                 values += (self._slot(role, (*path, *sub) or _FIRST), *measurer.unread(leaf, unread))
         elif type(value) in measurer.leaf_types:
-            values += (self._slot(role, path or _FIRST), *measurer.row(value))
+            values += (self._slot(role, path or _FIRST), *measurer.row(value, produced))
         else:
             for sub, leaf in measurer.leaves(value):
-                values += (self._slot(role, (*path, *sub) or _FIRST), *measurer.row(leaf))
+                values += (self._slot(role, (*path, *sub) or _FIRST), *measurer.row(leaf, produced))
 
     def close_call(self, call: OpenCall) -> None:
         if not call.wanted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ulpscope.records import PathStep, Phase, Role
 
@@ -54,18 +54,9 @@ class OpenCall:
         self.epoch = 0
 
 
-class Forward(NamedTuple):
-    """What a backward record needs of its forward call. Numbers and texts in a tuple: the garbage collector need not
-    walk such a tuple, and thousands of them wait for a backward pass."""
-
-    kind: str
-    name: str
-    number: int
-    epoch: int
-    seq: int
-    parent: int
-    module: str
-    stack: int
+# What a backward record needs of its forward call: kind, name, index, epoch, seq, parent, module, stack. A plain tuple of
+# numbers and texts: the garbage collector lets go of such a tuple, and thousands of them wait for a backward pass.
+Forward = tuple[str, str, int, int, int, int, str, int]
 
 
 class ThreadState:
@@ -106,9 +97,17 @@ class Observer(Protocol):
     def open_backward(self, state: ThreadState, forward: Forward, again: int) -> OpenCall: ...
 
     def show(
-        self, call: OpenCall, role: Role, path: tuple[PathStep, ...], value: Any, *, unread: str | None = None
+        self,
+        call: OpenCall,
+        role: Role,
+        path: tuple[PathStep, ...],
+        value: Any,
+        *,
+        unread: str | None = None,
+        produced: bool = False,
     ) -> None:
-        """Adds a value to a call. `unread` says why its elements must not be looked at."""
+        """Adds a value to a call. `unread` says why its elements must not be looked at; `produced`, that an operator has
+        just returned it."""
         ...
 
     def close_call(self, call: OpenCall) -> None: ...
@@ -137,7 +136,7 @@ class Measurer(Protocol):
 
     def begin_step(self) -> None: ...
 
-    def row(self, value: Any) -> tuple[int, int, int]: ...
+    def row(self, value: Any, produced: bool = False) -> tuple[int, int, int]: ...
 
     def unread(self, value: Any, reason: str) -> tuple[int, int, int]: ...
 

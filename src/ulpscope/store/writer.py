@@ -230,16 +230,14 @@ class DumpWriter:
         ring = self.journal
         if ring is None or self.failure:
             return
-        strings = b"".join(self._strings) if self._strings else b""
-        measures = b"".join(self._measures) if self._measures else b""
-        sketches = b"".join(self._sketches) if self._sketches else b""
-        self._strings.clear()
-        self._measures.clear()
-        self._sketches.clear()
+        strings, measures, sketches = _taken(self._strings), _taken(self._measures), _taken(self._sketches)
         sizes = self._sizes
         one, two, three, four, five = len(strings), len(measures), len(sketches), len(values), len(row)
         head = FRAME.pack(FRAME_MAGIC, one + two + three + four + five, *sizes, one, two, three, four, five)
-        if not self._put(ring, b"".join((head, strings, measures, sketches, values, row))):
+        frame = b"".join((head, strings, measures, sketches, values, row))
+        if len(frame) <= ring.capacity - (ring.head - ring.taken):
+            ring.put(frame)
+        elif not self._put(ring, frame):
             return
         sizes[0] += one
         sizes[1] += two
@@ -393,6 +391,15 @@ class DumpWriter:
         if self.failure is None:
             self.failure = why
             self.on_failure(why)
+
+
+def _taken(parts: list[bytes]) -> bytes:
+    """All parts as one, and the list empty. Nearly always there is one part, or none."""
+    if not parts:
+        return b""
+    whole = parts[0] if len(parts) == 1 else b"".join(parts)
+    parts.clear()
+    return whole
 
 
 def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:

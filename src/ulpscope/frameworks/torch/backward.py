@@ -88,7 +88,7 @@ class _AfterNode:
                         observer.show(opened, Role.OUTPUT, slot, grad)
                 observer.close_call(opened)
         except Exception as error:  # the hook border
-            observer.trouble(f"backward of {self.forward.kind}.{self.forward.name}", error)
+            observer.trouble(f"backward of {self.forward[0]}.{self.forward[1]}", error)
         finally:
             observer.leave(state)
 
@@ -313,7 +313,7 @@ class BackwardTap:
                 if gradients.left <= 0:
                     self._finish(gradients)
         except Exception as error:  # the hook border
-            observer.trouble(f"backward of {gradients.forward.kind}.{gradients.forward.name}", error)
+            observer.trouble(f"backward of {gradients.forward[0]}.{gradients.forward[1]}", error)
         finally:
             observer.leave(state)
 
@@ -359,7 +359,7 @@ class BackwardTap:
 
 
 def _forward(call: OpenCall) -> Forward:
-    return Forward(call.kind, call.name, call.index, call.epoch, call.seq, call.parent, call.module, call.stack)
+    return (call.kind, call.name, call.index, call.epoch, call.seq, call.parent, call.module, call.stack)
 
 
 def _push(state: ThreadState, call: OpenCall) -> None:

@@ -94,7 +94,7 @@ class DispatchTap:
         try:
             with torch._C.DisableTorchFunction():
                 shown = args[0] if result is None and func._schema.is_mutable and args else result
-                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api))
+                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api), produced=True)
                 observer.close_call(call)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)

@@ -156,7 +156,7 @@ class FunctionTap:
                 self._distrust_written(api.unseen, args, kwargs)
             shown = args[0] if result is None and api.mutates and args else result
             if call.wanted:
-                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api))
+                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api), produced=True)
                 observer.close_call(call)
             if follow:
                 self.backward.arm(call, sequence, edges, shown_args, shown_kwargs, shown, watch=self._kernels)

@@ -30,6 +30,10 @@ PENDING = "communication may still be under way; what came is the output of the 
 UNINITIALISED = "uninitialised memory: its content means nothing"
 
 
+# Reference, version, pointer, requires_grad, (offset, layout, unseen writes), row.
+_Seen = tuple[Any, int, int, bool, tuple[int, Any, int], tuple[int, int, int]]
+
+
 class _Meta:
     """One kind of tensor: everything that follows from dtype, shape, stride and device alone."""
 
@@ -66,7 +70,7 @@ class TorchMeasurer:
         """Forgets everything: numbers belong to one dump."""
         self._metas: dict[Any, _Meta] = {}
         self._texts: dict[str, int] = {}
-        self._seen: dict[int, tuple[Any, int, int, bool, tuple[int, int, int]]] = {}
+        self._seen: dict[int, _Seen] = {}
         self._scalars: dict[Any, tuple[int, int, int]] = {}
         self._known: dict[Any, tuple[Any, int, int, int]] = {}
         self._rewritten: dict[int, int] = {}
@@ -78,20 +82,23 @@ class TorchMeasurer:
     def leaves(self, value: Any) -> Iterator[tuple[Path, Any]]:
         return tensors.leaves(value)
 
-    def row(self, value: Any) -> tuple[int, int, int]:
-        """The numbers of a value: what it is, its measure, and a text (a scalar, or why there is no measure)."""
+    def row(self, value: Any, produced: bool = False) -> tuple[int, int, int]:
+        """The numbers of a value: what it is, its measure, and a text (a scalar, or why there is no measure).
+
+        `produced`: an operator of torch has just returned it, so that its memory is torch's own.
+        """
         kind = type(value)
         if kind is Tensor or kind is Parameter:
             seen = self._seen.get(id(value))
             if seen is not None and seen[0]() is value and self._unchanged(value, seen):
-                return seen[4]
+                return seen[5]
             try:
                 key = (kind, value.dtype, value.shape, value.stride(), value.device, value.requires_grad)
                 meta = self._metas.get(key)
                 if meta is None:
                     meta = self._new_meta(key, value)
                 if meta.plain and not value.is_neg() and not _is_wrapped(value):
-                    return meta.number, self._measure(value, meta), NONE
+                    return meta.number, self._measure(value, meta, produced), NONE
             except (RuntimeError, NotImplementedError, TypeError, AttributeError):
                 pass
             return self._odd(value)
@@ -99,7 +106,7 @@ class TorchMeasurer:
             return self._odd(value)
         return self._scalar(value)
 
-    def _unchanged(self, value: Tensor, seen: tuple[Any, int, int, bool, Any]) -> bool:
+    def _unchanged(self, value: Tensor, seen: _Seen) -> bool:
         if self._distrusted or self._rewritten:
             return False
         return seen[1] == value._version and seen[2] == value.data_ptr() and seen[3] == value.requires_grad
@@ -146,43 +153,61 @@ class TorchMeasurer:
 
     # --- ordinary tensors ---------------------------------------------------------------------------------------
 
-    def _measure(self, value: Tensor, meta: _Meta) -> int:
-        storage = value.untyped_storage()
-        offset = value.storage_offset()
-        # Memory that numpy shares cannot be resized, and can be written without our knowledge.
-        reusable = self._reuse and storage.resizable() and not value.is_inference()
-        if reusable and self._distrusted:
-            reusable = storage.data_ptr() not in self._distrusted
-        if reusable:
-            base = value._base
-            owner = value if base is None else base
-            place = (id(owner), offset, meta.layout)
-            version = value._version
-            writes = self._rewritten.get(id(owner), 0) if self._rewritten else 0
-            known = self._known.get(place)
-            if known is not None and known[1] == version and known[3] == writes and known[0]() is owner:
-                return known[2]
-        pointer = value.data_ptr()
-        if meta.nbytes and (not pointer or storage.nbytes() < (offset + meta.extent) * meta.itemsize):
+    def _measure(self, value: Tensor, meta: _Meta, produced: bool = False) -> int:
+        pointer, offset = value.data_ptr(), int(value.storage_offset())
+        memory = pointer - offset * meta.itemsize
+        if meta.nbytes and not memory:
             raise RuntimeError("no storage")
+        reusable = self._reuse and not value.is_inference()
+        if reusable and self._distrusted:
+            reusable = memory not in self._distrusted
+        if reusable:
+            base, version = value._base, value._version
+            owner = value if base is None else base
+            writes = self._rewritten.get(id(owner), 0) if self._rewritten else 0
+            number = self._known_number(owner, offset, meta.layout, version, writes)
+            if number is not None:
+                return number
+        if not produced:
+            # Asking makes torch keep a Python object for the storage: not done for each result of an operator.
+            storage = value.untyped_storage()
+            if meta.nbytes and storage.nbytes() < (offset + meta.extent) * meta.itemsize:
+                raise RuntimeError("no storage")
+            if reusable and not storage.resizable():
+                # Memory that numpy shares cannot be resized, and can be written without our knowledge.
+                self._distrusted.add(memory)
+                reusable = False
         payload = self._payload(pointer, meta) if self._payloads else None
         number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
         if reusable:
-            if len(self._known) > self._sweep_at:
+            if len(self._known) + len(self._seen) > self._sweep_at:
                 self._sweep()
             reference = weakref.ref(owner)
-            self._known[place] = (reference, version, number, writes)
             if base is None:
                 row = (meta.number, number, NONE)
-                self._seen[id(value)] = (reference, version, pointer, value.requires_grad, row)
+                self._seen[id(value)] = (
+                    reference, version, pointer, value.requires_grad, (offset, meta.layout, writes), row
+                )  # fmt: skip
+            else:
+                self._known[id(owner), offset, meta.layout] = (reference, version, number, writes)
         return number
+
+    def _known_number(self, owner: Tensor, offset: int, layout: Any, version: int, writes: int) -> int | None:
+        """The measure of this part of a tensor, if it was taken and nobody has written since."""
+        seen = self._seen.get(id(owner))
+        if seen is not None and seen[1] == version and seen[4] == (offset, layout, writes) and seen[0]() is owner:
+            return seen[5][1]
+        known = self._known.get((id(owner), offset, layout)) if self._known else None
+        if known is not None and known[1] == version and known[3] == writes and known[0]() is owner:
+            return known[2]
+        return None
 
     def _sweep(self) -> None:
         """Drops what is known of tensors that are gone: a step of a million calls must not grow by a million entries."""
         self._known = {place: known for place, known in self._known.items() if known[0]() is not None}
         self._seen = {number: seen for number, seen in self._seen.items() if seen[0]() is not None}
         self._fresh = {number: fresh for number, fresh in self._fresh.items() if fresh[0]() is not None}
-        self._sweep_at = 2 * len(self._known) + _SWEEP
+        self._sweep_at = 2 * (len(self._known) + len(self._seen)) + _SWEEP
 
     def _payload(self, pointer: int, meta: _Meta) -> tuple[int, int] | None:
         mark = native.fingerprint(pointer, meta.itemsize, meta.shape, meta.stride)
