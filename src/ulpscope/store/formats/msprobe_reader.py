@@ -44,6 +44,8 @@ STATISTICS = ("Max", "Min", "Mean", "Norm")
 # The sections of a call, the role of their values, and whether positions or keys are expected there.
 # msprobe wraps a dictionary that a module returns into a list; ours says so, to read it back as it was.
 DICT_OUTPUT = "dict_output"
+# A device without a number is cpu:None there.
+DEVICE, NO_INDEX = "torch.device", ":None"
 _SECTIONS = {
     "input_args": Role.INPUT,
     "input_kwargs": Role.INPUT,
@@ -297,6 +299,8 @@ class MsprobeDump(Dump):
         extra = {key: _plain(item) for key, item in leaf.items() if key not in _LEAF_KEYS and key != "argument"}
         if "shape" not in leaf:
             scalar = _plain(leaf["value"]) if "value" in leaf else extra or None
+            if leaf.get("type") == DEVICE and isinstance(scalar, str):
+                scalar = scalar.removesuffix(NO_INDEX)
             return Value(slot, leaf["type"], scalar=scalar, error=error)
         shape, dtype, gradient = leaf["shape"], leaf.get("dtype"), leaf.get("requires_grad")
         for key, sizes in (("shape", shape), ("stored_shape", extra.get("stored_shape", []))):

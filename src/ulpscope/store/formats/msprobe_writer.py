@@ -25,7 +25,7 @@ from ulpscope.errors import DumpError
 from ulpscope.naming import MODULE, OPTIMIZER, SAVED, call_text
 from ulpscope.records import CallId, CallRecord, PathStep, Phase, Role, Value
 from ulpscope.store import layout
-from ulpscope.store.formats.msprobe_reader import DICT_OUTPUT, LEVELS, STATISTICS
+from ulpscope.store.formats.msprobe_reader import DEVICE, DICT_OUTPUT, LEVELS, NO_INDEX, STATISTICS
 from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.reader import Dump
 
@@ -191,6 +191,8 @@ class _Files:
             if value.type == "NoneType":
                 return None
             scalar = -math.inf if value.type == "float" and value.scalar == "-inf" else value.scalar
+            if value.type == DEVICE and isinstance(scalar, str) and ":" not in scalar:
+                scalar += NO_INDEX
             leaf = {"type": value.type, "value": _plain(scalar)}
             return leaf if value.error is None else {**leaf, "error": value.error}
         stats, is_bool = value.stats, value.dtype == "torch.bool"
