@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from pathlib import Path
 
@@ -32,6 +33,39 @@ def test_windows_inside_one_step_are_kept_and_what_is_between_is_not(tmp_path: P
     capture.step()
     capture.close()
     assert names(tmp_path) == ["Torch.sin.0.forward", "Torch.tan.0.forward"]
+
+
+def test_what_was_written_between_two_windows_is_measured_anew(tmp_path: Path) -> None:
+    x = torch.ones(4)
+    capture = ulpscope.Capture(tmp_path)
+    capture.start()
+    torch.sin(x)
+    capture.stop()
+    x.data.mul_(5)  # raises no version, and nobody was looking
+    capture.start()
+    torch.cos(x)
+    capture.close()
+    stats = ulpscope.open_dump(tmp_path).call("Torch.cos.0.forward").values[0].stats
+    assert stats is not None
+    assert stats.max == 5.0
+
+
+def test_steps_that_never_came_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ulpscope.capture(tmp_path / "run", steps=[100]) as capture:
+        torch.sin(X)
+        capture.step()
+    assert "nothing was recorded: the run ended at step 1, before the first asked one" in caplog.text
+
+
+def test_a_forked_child_saves_nothing_into_its_parents_dump(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path) as capture:
+        capture.save("mine", X)
+        child = os.fork()
+        if not child:
+            capture.save("childs", X)
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert names(tmp_path) == ["mine.0.debug"]
 
 
 def test_after_stop_the_dump_reads_as_complete(tmp_path: Path) -> None:

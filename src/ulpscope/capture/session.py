@@ -29,6 +29,7 @@ from typing import Any
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.surroundings import surroundings
+from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.config import CaptureConfig, capture_config
 from ulpscope.errors import CaptureError, FolderTakenError, UlpscopeError
 from ulpscope.frameworks.base import OpenCall
@@ -41,7 +42,6 @@ from ulpscope.store.formats.pt import read_pt
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
-RUN_VARIABLE = "ULPSCOPE_RUN"
 # torch is one per process, so only one capture can be on; the list holds it while it is.
 _on: list[weakref.ref[Capture]] = []
 _on_lock = threading.Lock()
@@ -67,6 +67,7 @@ class Capture:
         # Told about each dump: its folder, and whether it is finished (a stop may be followed by a start).
         self.on_dump: Callable[[Path, bool], None] | None = None
         self._environment: dict[str, Any] | None = None
+        self._was_on = False
         self._claimed = False
         self._copy = 0
         self._build()
@@ -106,7 +107,7 @@ class Capture:
             if other is not None and other is not self:
                 raise CaptureError(f"a capture into {other.path} is on already; stop it before you start another")
             _on[:] = [weakref.ref(self)]
-        self.started = True
+        self.started = self._was_on = True
         try:
             self._switch_on(eager=self._steps is None)
         except BaseException:
@@ -147,7 +148,7 @@ class Capture:
         """Records one value under a name of your own (`x.0.debug`), and its gradient (`x_grad.0.debug`) when it comes."""
         if not isinstance(name, str) or not name:
             raise CaptureError(f"save needs a name, not {name!r}")
-        if not self._wanted():
+        if os.getpid() != self._pid or not self._wanted():
             return
         if not self._writer.is_open:
             self._open_dump()
@@ -165,8 +166,8 @@ class Capture:
         self._finish_dump("complete")
         self._writer.shutdown()
         atexit.unregister(self.close)
-        if self._claimed:
-            self._hint_at_nothing()
+        if self._was_on and not self.dumps and self.config.steps:
+            log.warning("nothing was recorded: the run ended at step %d, before the first asked one", self.current_step)
 
     def __enter__(self) -> Capture:
         return self.start()
@@ -214,6 +215,8 @@ class Capture:
             if self._steps is not None:
                 self._steps.remove()
                 self._probe.modules.outermost = self._steps.outermost
+            # While we were off nobody looked: a value may have been written without a trace.
+            self._recorder.measurer.begin_window()
             self._probe.install()
             self._recorder.active = True
 
@@ -322,7 +325,7 @@ class Capture:
 
     def _record_saved(self, name: str, value: Any, path: tuple[Any, ...] = ()) -> None:
         recorder = self._recorder
-        if not self._writer.is_open:
+        if os.getpid() != self._pid or not self._writer.is_open:
             return
         state = recorder.state()
         entered = recorder.enter(state)
@@ -339,10 +342,6 @@ class Capture:
     def _on_failure(self, why: str) -> None:
         log.warning("%s", why)
         self._recorder.notes[why] = 1
-
-    def _hint_at_nothing(self) -> None:
-        if not self.dumps:
-            log.warning("nothing was recorded: the run ended at step %d", self.current_step)
 
     def _after_fork(self) -> None:
         """A forked child writes a dump of its own; the parent's files and rings are not its business."""

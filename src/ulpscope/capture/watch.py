@@ -18,6 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
+RUN_VARIABLE = "ULPSCOPE_RUN"  # the same in all processes of one run
 # Building and loading a model is not what a person wants to compare; forward, backward and optimizer are.
 _BUILDING = frozenset(
     {

@@ -14,13 +14,12 @@ from typing import Any
 
 import click
 
-from ulpscope.capture.watch import OPTIONS_VARIABLE
+from ulpscope.capture.watch import OPTIONS_VARIABLE, RUN_VARIABLE
 from ulpscope.config import capture_config, read_config_file
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.store.layout import find_places
 from ulpscope.store.reader import Dump
 
-RUN_VARIABLE = "ULPSCOPE_RUN"
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
 

@@ -79,10 +79,10 @@ def load_config(path: str | Path | None = None, **arguments: Any) -> DebuggerCon
     where = str(path) if path is not None else "config.json"
     content = read_config_file(DEFAULT_CONFIG if path is None else path)
     given = {key: value for key, value in arguments.items() if value is not None}
-    return read_config({**content, **given}, where, is_default=path is None)
+    return read_config({**content, **given}, where)
 
 
-def read_config(content: Mapping[str, Any], where: str = "config.json", *, is_default: bool = False) -> DebuggerConfig:
+def read_config(content: Mapping[str, Any], where: str = "config.json") -> DebuggerConfig:
     """Checks a whole configuration. Raises ConfigError with every problem, each with its place."""
     problems: list[str] = []
     values: dict[str, Any] = {}
@@ -102,8 +102,6 @@ def read_config(content: Mapping[str, Any], where: str = "config.json", *, is_de
     problems += _together(values, task, options)
     if problems:
         raise ConfigError(problems, where)
-    if is_default:
-        sections = {}
     return DebuggerConfig(options=options, **values)
 
 

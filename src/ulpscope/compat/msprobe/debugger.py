@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from ulpscope.frameworks.torch.loader_watch import LoaderWatch
 from ulpscope.store import layout
 from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.reader import Dump
-
-log = logging.getLogger(__name__)
 
 
 def seed_all(seed: int = 1234, mode: bool = False) -> None:

@@ -79,6 +79,12 @@ class TorchMeasurer:
         self._sweep_at = _SWEEP
         self._fresh: dict[int, tuple[Any, int]] = {}
 
+    def begin_window(self) -> None:
+        """Trusts no value that was measured before: between two windows anybody may have written anything."""
+        self._known.clear()
+        self._seen.clear()
+        self._fresh.clear()
+
     def leaves(self, value: Any) -> Iterator[tuple[Path, Any]]:
         return tensors.leaves(value)
 
