@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ulpscope import capture
+    from ulpscope import capture, compare
     from ulpscope.capture.session import Capture
     from ulpscope.errors import CaptureError, ConfigError, DumpError, UlpscopeError
     from ulpscope.frameworks.torch.determinism import seed_all
@@ -40,6 +40,7 @@ __all__ = [
     "__version__",
     "call_text",
     "capture",
+    "compare",
     "open_dump",
     "open_run",
     "seed_all",
@@ -48,8 +49,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "capture":
-        return importlib.import_module("ulpscope.capture")
+    if name in ("capture", "compare"):
+        return importlib.import_module(f"ulpscope.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ulpscope' has no attribute {name!r}")

@@ -58,6 +58,29 @@ def dtype_named(name: str) -> DType:
     return found
 
 
+# Digits of the significand, the hidden one counted.
+_DIGITS = {
+    "float64": 53,
+    "complex128": 53,
+    "float32": 24,
+    "complex64": 24,
+    "float16": 11,
+    "complex32": 11,
+    "bfloat16": 8,
+    "float8_e4m3fn": 4,
+    "float8_e4m3fnuz": 4,
+    "float8_e5m2": 3,
+    "float8_e5m2fnuz": 3,
+    "float8_e8m0fnu": 1,
+}
+
+
+def round_off(name: str | None) -> float:
+    """The unit round-off of a floating type: the largest relative error of rounding to nearest. 0 for all other types."""
+    digits = _DIGITS.get((name or "").removeprefix("torch."))
+    return 0.0 if digits is None else 2.0**-digits
+
+
 def bits_from(raw: bytes | memoryview, dtype: DType, shape: tuple[int, ...]) -> Array:
     """The stored bits as an array: the values themselves where numpy has the type, raw integers otherwise."""
     return np.frombuffer(raw, dtype=dtype.bits).reshape(shape)

@@ -5,6 +5,8 @@
     Optimizer.SGD.step.0             kind.name.phase.index         (optimizer steps)
     x.0.debug                        name.index.debug              (single saved values)
     input.0, input.mask, output.0.1, parameters.weight             (slots)
+    Functional.conv2d.1.forward.input.0                            (values: call and slot)
+    Module.fc.Linear.parameters_grad.0.weight, x.0.debug           (values of calls that have but one role: without it)
 
 A repeated backward of the same call carries `~1`, `~2` behind its name.
 """
@@ -17,6 +19,8 @@ MODULE = "Module"
 OPTIMIZER = "Optimizer"
 SAVED = "Saved"
 _INDEX_LAST = frozenset({MODULE, OPTIMIZER})
+_ROLES = frozenset({role.value for role in Role} | {"kwargs"})
+_ROLELESS = frozenset({Phase.PARAMETERS_GRAD.value, Phase.DEBUG.value})
 _PHASES = {phase.value: phase for phase in Phase}
 
 
@@ -47,6 +51,28 @@ def parse_call(text: str) -> CallId:
 def slot_text(slot: Slot) -> str:
     """`input.0`, `output.0.1`, `parameters.weight`."""
     return ".".join([slot.role.value, *(str(step) for step in slot.path)])
+
+
+def value_text(call: CallId, slot: Slot) -> str:
+    """The full name of a value."""
+    if call.phase is Phase.PARAMETERS_GRAD:
+        return ".".join([call_text(call), *map(str, slot.path)])
+    if call.phase is Phase.DEBUG:
+        # A single saved tensor is output 0 and has the name it was saved under.
+        return ".".join([call_text(call), *map(str, slot.path)]) if slot.path != (0,) else call_text(call)
+    return f"{call_text(call)}.{slot_text(slot)}"
+
+
+def call_of_value(text: str) -> CallId:
+    """The call in the full name of a value. Raises ValueError when there is none."""
+    parts = text.split(".")
+    for end in range(len(parts), 0, -1):
+        if end == len(parts) or parts[end] in _ROLES or parts[end - 1] in _ROLELESS or parts[end - 2] in _ROLELESS:
+            try:
+                return parse_call(".".join(parts[:end]))
+            except ValueError:
+                continue
+    raise ValueError(f"{text!r} is not the name of a value; a name looks like Functional.conv2d.0.forward.input.0")
 
 
 def slot_from(role: str, path: list[str | int]) -> Slot:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ulpscope import native
-from ulpscope.dtypes import Array, bits_from, dtype_named, values_from
+from ulpscope.dtypes import Array, DType, bits_from, dtype_named, values_from
 from ulpscope.errors import DumpError, did_you_mean
 from ulpscope.naming import call_text, parse_call
 from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Value, told_stats
@@ -42,6 +42,11 @@ class Dump:
         self._values = _rows(values, VALUE)
         self._calls = _rows(calls, CALL)
         self._parsed: dict[int, Any] = {}
+        self._metas: dict[int, _Meta] = {}
+        self._slots: dict[int, Slot] = {}
+        self._call_rows, self._value_rows, self._measure_rows = map(
+            _Tuples, (self._calls, self._values, self._measures)
+        )
         self._order = np.argsort(self._calls["seq"], kind="stable")
 
     def __len__(self) -> int:
@@ -56,7 +61,11 @@ class Dump:
         if self.manifest.state == "complete":
             return "complete"
         if self.manifest.state == "open":
-            last = f"; the last finished call is {call_text(self._id(self._calls[-1]))}" if len(self) else ""
+            last = (
+                f"; the last finished call is {call_text(self._id(self._call_rows[len(self) - 1]))}"
+                if len(self)
+                else ""
+            )
             return f"the process ended, or is still running, before the step was closed{last}"
         return self.manifest.notes[-1] if self.manifest.notes else self.manifest.state
 
@@ -67,7 +76,11 @@ class Dump:
 
     def ids(self) -> list[CallId]:
         """The names of all calls in execution order."""
-        return [self._id(self._calls[row]) for row in self._order]
+        return [self._id(self._call_rows[row]) for row in self._order.tolist()]
+
+    def modules(self) -> list[str]:
+        """For each call in execution order the module it ran in; empty where that is not known."""
+        return [self._module(number) for number in self._calls["module"][self._order].tolist()]
 
     def nth(self, place: int) -> CallRecord:
         """The call at a place in execution order."""
@@ -98,7 +111,7 @@ class Dump:
         above = None if call.parent is None else self._by_seq.get(call.parent)
         if above is None:
             return None
-        found = self._id(self._calls[above])
+        found = self._id(self._call_rows[above])
         return found if call.origin is None else CallId(found.kind, found.name, found.index, call.id.phase)
 
     def stack(self, call: CallRecord) -> list[Frame]:
@@ -119,12 +132,12 @@ class Dump:
 
     def load(self, value: Value) -> Array:
         """The elements of a recorded tensor; bfloat16 and float8 come exactly as float32."""
-        dtype, raw, shape = self._raw(value)
+        dtype, raw, shape = self.raw(value)
         return values_from(raw, dtype, shape)
 
     def load_bits(self, value: Value) -> Array:
         """The exact bits of a recorded tensor."""
-        dtype, raw, shape = self._raw(value)
+        dtype, raw, shape = self.raw(value)
         return bits_from(raw, dtype, shape)
 
     def sketch(self, value: Value) -> NDArray[np.float32] | None:
@@ -137,96 +150,98 @@ class Dump:
             return None
         return np.frombuffer(self._sketches, dtype="<f4", count=size // 4, offset=start)
 
+    def sample(self, value: Value) -> Array | None:
+        """The numbers that stand for a tensor where its format keeps some elements of it; None in all others."""
+        return None
+
     # --- rows into records --------------------------------------------------------------------------------------
 
     @cached_property
     def _by_id(self) -> dict[CallId, int]:
-        return {self._id(self._calls[row]): int(row) for row in reversed(self._order)}
+        return {self._id(self._call_rows[row]): row for row in reversed(self._order.tolist())}
 
     @cached_property
     def _by_seq(self) -> dict[int, int]:
-        return {int(seq): row for row, seq in enumerate(self._calls["seq"])}
+        return {seq: row for row, seq in enumerate(self._calls["seq"].tolist())}
 
-    def _id(self, row: Any) -> CallId:
-        phase = int(row["phase"])
+    def _id(self, row: tuple[Any, ...]) -> CallId:
+        kind, name, index, again, phase = row[4], row[5], row[6], row[7], row[13]
         if phase >= len(PHASES):
             raise DumpError(f"{self.folder / layout.CALLS}: phase {phase} is unknown; the file is damaged")
-        return CallId(
-            str(self._string(int(row["kind"]))),
-            str(self._string(int(row["name"]))),
-            int(row["index"]),
-            PHASES[phase],
-            int(row["again"]),
-        )
+        return CallId(str(self._string(kind)), str(self._string(name)), index, PHASES[phase], again)
+
+    def _module(self, number: int) -> str:
+        return "" if number == NONE32 else str(self._string(number))
 
     def _record(self, number: int) -> CallRecord:
-        row = self._calls[number]
-        first, count = int(row["first_value"]), int(row["values"])
+        row = self._call_rows[number]
+        seq, parent, origin, first, _, _, _, _, count, stack, note, module, thread, _, flags, _ = row
         if first + count > len(self._values):
             raise DumpError(f"{self.folder / layout.VALUES}: values of call {number} are missing; the file is cut")
-        flags = int(row["flags"])
         return CallRecord(
             id=self._id(row),
-            seq=int(row["seq"]),
-            parent=_number(row["parent"], NONE64),
-            origin=_number(row["origin"], NONE64),
-            module=str(self._string(int(row["module"]))) if row["module"] != NONE32 else "",
-            values=tuple(self._value(self._values[at]) for at in range(first, first + count)),
-            stack=_number(row["stack"], NONE32),
-            thread=int(row["thread"]),
+            seq=seq,
+            parent=None if parent == NONE64 else parent,
+            origin=None if origin == NONE64 else origin,
+            module=self._module(module),
+            values=tuple([self._value(self._value_rows[at]) for at in range(first, first + count)]),
+            stack=None if stack == NONE32 else stack,
+            thread=thread,
             recomputed=bool(flags & RECOMPUTED),
-            error=str(self._string(int(row["note"]))) if flags & RAISED and row["note"] != NONE32 else None,
+            error=str(self._string(note)) if flags & RAISED and note != NONE32 else None,
         )
 
-    def _value(self, row: Any) -> Value:
-        slot, meta = self._string(int(row["slot"])), self._string(int(row["meta"]))
-        text = self._string(int(row["text"])) if row["text"] != NONE32 else {}
+    def _value(self, row: tuple[int, ...]) -> Value:
+        slot, meta, measure, note = row
         try:
-            place = Slot(Role(slot[0]), tuple(slot[1:]))
-            shape, stride = meta.get("shape"), meta.get("stride")
-            known = {key: meta[key] for key in ("dtype", "device", "requires_grad") if key in meta}
-            extra = {key: item for key, item in meta.items() if key not in _META and key not in known}
-            extra |= text.get("extra", {})
-            measured = {} if row["measure"] == NONE32 else self._measured(int(row["measure"]))
+            place = self._slots.get(slot)
+            if place is None:
+                role, *path = self._string(slot)
+                place = self._slots[slot] = Slot(Role(role), tuple(path))
+            about = self._metas.get(meta)
+            if about is None:
+                about = self._metas[meta] = _meta(self._string(meta))
+            type_, dtype, shape, stride, device, gradient, extra = about
+            stats, checksum, payload = (None, None, None) if measure == NONE32 else self._measured(measure)
+            if note == NONE32:
+                scalar = error = None
+                extra = extra.copy()
+            else:
+                text = self._string(note)
+                scalar, error, extra = text.get("value"), text.get("error"), extra | text.get("extra", {})
+            number = None if measure == NONE32 else measure
             return Value(
-                slot=place,
-                type=meta["type"],
-                shape=None if shape is None else tuple(shape),
-                stride=None if stride is None else tuple(stride),
-                scalar=text.get("value"),
-                error=text.get("error"),
-                extra=extra,
-                **known,
-                **measured,
+                place,
+                type_,
+                dtype,
+                shape,
+                stride,
+                device,
+                gradient,
+                stats,
+                checksum,
+                scalar,
+                payload,
+                number,
+                error,
+                extra,
             )
         except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             raise DumpError(f"{self.folder / layout.VALUES}: a value is damaged ({error})") from error
 
-    def _measured(self, number: int) -> dict[str, Any]:
+    def _measured(self, number: int) -> tuple[Stats | None, int | None, Payload | None]:
         if number >= len(self._measures):
             raise DumpError(f"{self.folder / layout.MEASURES}: measure {number} is missing; the file is cut")
-        row = self._measures[number]
-        kind = int(row["kind"])
-        found: dict[str, Any] = {"measure": number}
+        row = self._measure_rows[number]
+        high, low, total, norm, numel, nan, posinf, neginf, zero, crc, kind, offset, nbytes = row[:13]
+        stats: Stats | None = None
         if kind & TOLD:
-            found["stats"] = _told(row, kind)
+            stats = _told(row)
         elif kind & _STATS:
-            found["stats"] = Stats(
-                int(row["numel"]),
-                _extreme(int(row["max_bits"]), kind),
-                _extreme(int(row["min_bits"]), kind),
-                float(row["sum"]),
-                float(row["norm"]),
-                int(row["nan"]),
-                int(row["posinf"]),
-                int(row["neginf"]),
-                int(row["zero"]),
-            )
-        if kind & _CRC:
-            found["checksum"] = int(row["crc"])
-        if int(row["payload_offset"]) != NONE64:
-            found["payload"] = Payload(int(row["payload_offset"]), int(row["payload_nbytes"]))
-        return found
+            largest, smallest = _extreme(high, kind), _extreme(low, kind)
+            stats = Stats(numel, largest, smallest, total, norm, nan, posinf, neginf, zero)
+        payload = None if offset == NONE64 else Payload(offset, nbytes)
+        return stats, crc if kind & _CRC else None, payload
 
     def _string(self, number: int) -> Any:
         found = self._parsed.get(number, self)
@@ -239,7 +254,8 @@ class Dump:
 
     # --- payloads -----------------------------------------------------------------------------------------------
 
-    def _raw(self, value: Value) -> tuple[Any, memoryview, tuple[int, ...]]:
+    def raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
+        """The element type, the row-major bits as they lie in the file, and the shape of a recorded tensor."""
         if value.payload is None or value.dtype is None or value.shape is None:
             raise DumpError("this value was recorded without its elements; capture with tensors=True (--tensors)")
         dtype = dtype_named(str(value.extra.get("stored_dtype", value.dtype)))
@@ -277,13 +293,46 @@ class Dump:
         return left_in(path) if path.is_file() and not path.is_symlink() else (0, b"")
 
 
-_META = frozenset({"type", "shape", "stride"})
+_Meta = tuple[str, str | None, tuple[int, ...] | None, tuple[int, ...] | None, str | None, bool | None, dict[str, Any]]
+
+
+def _meta(raw: dict[str, Any]) -> _Meta:
+    extra = dict(raw)
+    shape, stride = extra.pop("shape", None), extra.pop("stride", None)
+    return (
+        extra.pop("type"),
+        extra.pop("dtype", None),
+        None if shape is None else tuple(shape),
+        None if stride is None else tuple(stride),
+        extra.pop("device", None),
+        extra.pop("requires_grad", None),
+        extra,
+    )
+
+
+class _Tuples:
+    """The rows of a table as plain tuples, made a block at a time: numpy's own scalars are slow to touch."""
+
+    _BLOCK = 4096
+
+    def __init__(self, table: NDArray[Any]) -> None:
+        self._table = table
+        self._blocks: dict[int, list[tuple[Any, ...]]] = {}
+
+    def __getitem__(self, number: int) -> tuple[Any, ...]:
+        block, at = divmod(number, self._BLOCK)
+        rows = self._blocks.get(block)
+        if rows is None:
+            if len(self._blocks) >= 4:
+                del self._blocks[next(iter(self._blocks))]
+            rows = self._blocks[block] = self._table[block * self._BLOCK : (block + 1) * self._BLOCK].tolist()
+        return rows[at]
 
 
 def open_dump(path: str | Path, *, step: int | None = None, rank: int | None = None) -> Dump:
     """The dump at a path: a rank folder, a file in it, a step or a whole run (then the first step and rank, or the asked)."""
     places = [
-        place for place in layout.find_places(Path(path)) if step in (None, place.step) and rank in (None, place.rank)
+        place for place in layout.find_dumps(Path(path)) if step in (None, place.step) and rank in (None, place.rank)
     ]
     if not places:
         asked = "".join(f", {word} {number}" for word, number in (("step", step), ("rank", rank)) if number is not None)
@@ -293,13 +342,18 @@ def open_dump(path: str | Path, *, step: int | None = None, rank: int | None = N
 
 def open_run(path: str | Path) -> list[Dump]:
     """Every dump of a run, by step and rank."""
-    return [_opened(place.folder) for place in layout.find_places(Path(path))]
+    return [_opened(place.folder) for place in layout.find_dumps(Path(path))]
 
 
 def _opened(folder: Path) -> Dump:
     # Imported here because the other formats are read into subclasses of Dump.
+    from ulpscope.store.formats.hooks_reader import HooksDump
     from ulpscope.store.formats.msprobe_reader import MsprobeDump
+    from ulpscope.store.formats.pkl_lines import is_ptdbg
+    from ulpscope.store.formats.ptdbg_reader import PtdbgDump
 
+    if layout.is_lines(folder):
+        return PtdbgDump(folder) if is_ptdbg(folder) else HooksDump(folder)
     return MsprobeDump(folder) if layout.is_msprobe(folder) else Dump(folder)
 
 
@@ -310,10 +364,6 @@ def _parsed_name(text: str) -> CallId:
         raise DumpError(str(error)) from None
 
 
-def _number(field: Any, none: int) -> int | None:
-    return None if int(field) == none else int(field)
-
-
 def _extreme(bits: int, kind: int) -> float | int:
     if kind & _UNSIGNED:
         return bits
@@ -321,16 +371,11 @@ def _extreme(bits: int, kind: int) -> float | int:
     return int.from_bytes(raw, "little", signed=True) if kind & _SIGNED else float(struct.unpack("<d", raw)[0])
 
 
-def _told(row: Any, kind: int) -> Stats:
+def _told(row: tuple[Any, ...]) -> Stats:
     """Four numbers of another tool: the row holds them as they were, `sum` the mean, `reserved` which are known."""
-    numbers = (
-        _extreme(int(row["max_bits"]), kind),
-        _extreme(int(row["min_bits"]), kind),
-        float(row["sum"]),
-        float(row["norm"]),
-    )
-    known = int(row["reserved"])
-    return told_stats(int(row["numel"]), *(item if known >> bit & 1 else None for bit, item in enumerate(numbers)))
+    high, low, mean, norm, numel, kind, known = *row[:5], row[10], row[15]
+    numbers = (_extreme(high, kind), _extreme(low, kind), mean, norm)
+    return told_stats(numel, *(item if known >> bit & 1 else None for bit, item in enumerate(numbers)))
 
 
 def _rows(data: bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:

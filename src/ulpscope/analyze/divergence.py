@@ -1,0 +1,365 @@
+"""Where a difference begins: which calls had agreeing inputs and an output that does not agree.
+
+Fed with the comparisons of one dump in execution order; keeps counts and a few findings, never the stream. This looks at two
+runs from outside: it cannot run a call again, so a call that amplifies what it got is judged by how much. `limit` is
+where it stops to be believable; the judge that replays calls needs no such limit.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
+from ulpscope.naming import call_text, slot_text
+from ulpscope.records import CallId, Phase, Role, Value
+
+# A correct kernel may round its output and every partial result of a long sum; the sum itself is kept in float32 or better.
+_OUTPUT_ROUNDINGS = 8.0
+_SUM_ROUNDINGS = 256.0
+_SUM_ROUND_OFF = 2.0**-24
+# How much more relative error than its inputs a well-behaved call may have.
+_GAIN = 16.0
+_MOST = 10
+# Calls whose output may be small because a factor is: nothing cancels there.
+_SCALES = frozenset({"mul", "rmul", "imul", "div", "idiv", "truediv", "rtruediv", "itruediv", "multiply", "divide"})
+# Calls that make or overwrite memory without computing: what their output holds before that is not a result.
+_MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})
+
+
+class Status(enum.Enum):
+    """What a call has to do with the difference."""
+
+    IDENTICAL = "identical"
+    ROUNDING = "within rounding"
+    INTRODUCED = "introduced"
+    INHERITED = "inherited"
+    SOURCE = "differs before any call"
+    UNMATCHED = "unmatched"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A call to look at: what went in and came out, and how much of it was to be expected."""
+
+    status: Status
+    step: int
+    rank: int
+    comparison: CallComparison
+    input_error: float | None
+    output_error: float | None
+    limit: float
+    text: str
+
+    @property
+    def call(self) -> CallId:
+        return self.comparison.match.call.id
+
+    @property
+    def weight(self) -> float:
+        """How many times more error than can be believed."""
+        if self.output_error is None:
+            return 1.0
+        return self.output_error / self.limit if self.limit else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """A communication call: whether what this rank gave and got agrees with the reference."""
+
+    call: CallId
+    seq: int
+    group: str
+    gave: Status
+    got: Status
+
+
+@dataclass(slots=True)
+class Divergence:
+    """What one dump's comparison came to."""
+
+    step: int
+    rank: int
+    calls: int = 0
+    values: int = 0
+    statuses: Counter[Status] = field(default_factory=Counter)
+    levels: Counter[Level] = field(default_factory=Counter)
+    evidence: Counter[Evidence] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    alone: list[tuple[str, str]] = field(default_factory=list)
+    only_reference: int = 0
+    only_target: int = 0
+    unknown: list[tuple[str, str]] = field(default_factory=list)
+    passings: list[Passing] = field(default_factory=list)
+    worst: Finding | None = None
+
+    @property
+    def first(self) -> Finding | None:
+        """The first call that introduced a difference, or the first value that came in different."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def agrees(self) -> bool:
+        """Nothing was introduced, nothing came in different, nothing is alone."""
+        return not (self.findings or self.only_reference or self.only_target or self.statuses[Status.INHERITED])
+
+
+def diverge(comparisons: Iterable[CallComparison], *, step: int = 0, rank: int = 0) -> Divergence:
+    """Reads the comparisons of one dump to their end."""
+    search = Search(step, rank)
+    for comparison in comparisons:
+        search.see(comparison)
+    return search.result()
+
+
+class Search:
+    """Sees one comparison after the other, in execution order."""
+
+    def __init__(self, step: int = 0, rank: int = 0) -> None:
+        self.found = Divergence(step, rank)
+        self._written: set[object] = set()
+        self._dirty = False
+        self._forward: dict[CallId, tuple[bool, float | None]] = {}
+        self._parent: dict[int, int | None] = {}
+        self._begun: list[int] = []
+
+    def see(self, comparison: CallComparison) -> Status:
+        """Counts a call and says what it is."""
+        found = self.found
+        found.calls += 1
+        found.values += len(comparison.values)
+        for each in comparison.values:
+            found.levels[each.verdict.level] += 1
+            found.evidence[each.evidence] += 1
+        finding = self._status(comparison)
+        found.statuses[finding.status] += 1
+        self._note(comparison, finding)
+        self._remember(comparison)
+        return finding.status
+
+    def result(self) -> Divergence:
+        """What was found. A module is left out where the difference begins in a call inside it."""
+        found, outer = self.found, set()
+        for seq in self._begun:
+            above = self._parent.get(seq)
+            while above is not None and above not in outer:
+                outer.add(above)
+                above = self._parent.get(above)
+        passed_on = [seq for seq in self._begun if seq in outer]
+        found.statuses[Status.INTRODUCED] -= len(passed_on)
+        found.statuses[Status.INHERITED] += len(passed_on)
+        inner = (each for each in found.findings if each.comparison.match.call.seq not in outer)
+        found.findings = sorted(inner, key=lambda each: each.comparison.match.call.seq)
+        return found
+
+    def _remember(self, comparison: CallComparison) -> None:
+        call = comparison.match.call
+        self._parent[call.seq] = call.parent if call.origin is None else None
+        for each in _outputs(comparison):
+            if each.target is not None:
+                self._written.add(_identity(each.target))
+            self._dirty = self._dirty or each.verdict.level is Level.FAIL
+        if call.id.phase is Phase.FORWARD:
+            dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in comparison.values)
+            self._forward[call.id] = dirty, _most(list(comparison.values))
+
+    # --- one call -----------------------------------------------------------------------------------------------
+
+    def _status(self, comparison: CallComparison) -> Finding:
+        match = comparison.match
+        if match.reference is None or match.target is None:
+            return self._finding(Status.UNMATCHED, comparison, None, None, 0.0, match.why)
+        ins, outs = list(_inputs(comparison)), list(_outputs(comparison))
+        if match.call.id.phase is Phase.PARAMETERS_GRAD:
+            return self._gradients(comparison, outs)
+        changed = [each for each in ins if Code.ARGUMENT in each.verdict.codes or Code.TYPE in each.verdict.codes]
+        saved_dirty, saved = self._saved(match.call.id)
+        into, out = _most(ins), _most(outs)
+        into = None if into is None or saved is None else max(into, saved)
+        limit = _limit(match.call.id, ins, outs, into)
+        if changed:
+            text = f"{_slot(changed[0])} is {changed[0].verdict.text}"
+            return self._finding(Status.SOURCE, comparison, into, out, limit, text)
+        if any(each.verdict.level is Level.FAIL for each in outs) and match.call.id.name not in _MEMORY:
+            return self._different(comparison, ins, into, out, limit, saved_dirty)
+        source = self._source(match.call.id, ins)
+        if source is not None:
+            text = f"{_slot(source)} differs, and no recorded call wrote it"
+            return self._finding(Status.SOURCE, comparison, into, out, limit, text)
+        if any(each.verdict.level is Level.UNKNOWN for each in outs):
+            return self._finding(Status.UNKNOWN, comparison, into, out, limit, _why_unknown(outs))
+        seen = all(Code.IDENTICAL in each.verdict.codes for each in outs)
+        return self._finding(Status.IDENTICAL if seen else Status.ROUNDING, comparison, into, out, limit, "")
+
+    def _saved(self, call: CallId) -> tuple[bool, float | None]:
+        """What a backward call also reads: the values of its forward call. Whether they differ, and by how much."""
+        if call.phase is not Phase.BACKWARD:
+            return False, 0.0
+        return self._forward.get(CallId(call.kind, call.name, call.index, Phase.FORWARD), (False, 0.0))
+
+    def _gradients(self, comparison: CallComparison, outs: list[Comparison]) -> Finding:
+        """Gradients of a module's parameters are sums of what recorded calls gave: they introduce nothing themselves."""
+        levels = {each.verdict.level for each in outs}
+        if Level.FAIL in levels:
+            status = Status.INHERITED
+        elif Level.UNKNOWN in levels:
+            status = Status.UNKNOWN
+        else:
+            seen = all(Code.IDENTICAL in each.verdict.codes for each in outs)
+            status = Status.IDENTICAL if seen else Status.ROUNDING
+        return self._finding(status, comparison, None, _most(outs), 0.0, "")
+
+    def _different(
+        self,
+        comparison: CallComparison,
+        ins: list[Comparison],
+        into: float | None,
+        out: float | None,
+        limit: float,
+        saved_dirty: bool,
+    ) -> Finding:
+        source = self._source(comparison.match.call.id, ins)
+        if source is not None:
+            text = f"{_slot(source)} differs, and no recorded call wrote it"
+            return self._finding(Status.SOURCE, comparison, into, out, limit, text)
+        dirty = saved_dirty or any(each.verdict.level is Level.FAIL for each in ins)
+        unsure = any(each.verdict.level in (Level.UNKNOWN, Level.UNMATCHED) and _is_tensor(each) for each in ins)
+        if out is None:
+            # Checksums tell that something differs, not how much.
+            status = Status.INHERITED if dirty or unsure else Status.INTRODUCED
+        elif out <= limit:
+            status = Status.INHERITED if dirty else Status.ROUNDING
+        else:
+            status = Status.INHERITED if unsure or (dirty and into is None) else Status.INTRODUCED
+        text = "clean inputs, other output" if not dirty else "the output differs more than the inputs explain"
+        return self._finding(status, comparison, into, out, limit, text if status is Status.INTRODUCED else "")
+
+    def _source(self, call: CallId, ins: list[Comparison]) -> Comparison | None:
+        """An input that differs although no call of the target wrote it: a weight, a batch, a mask from outside.
+
+        Gradients are summed by torch between the calls, so only a forward call can tell."""
+        for each in ins if call.phase is Phase.FORWARD else ():
+            if each.verdict.level is not Level.FAIL or each.target is None or not each.target.is_tensor:
+                continue
+            # Without the identity of values their numbers stand for them, until a call that was not recorded may have
+            # passed a difference on.
+            if _identity(each.target) not in self._written and (each.target.measure is not None or not self._dirty):
+                return each
+        return None
+
+    def _finding(
+        self,
+        status: Status,
+        comparison: CallComparison,
+        into: float | None,
+        out: float | None,
+        limit: float,
+        text: str,
+    ) -> Finding:
+        return Finding(status, self.found.step, self.found.rank, comparison, into, out, limit, text)
+
+    # --- what is kept -------------------------------------------------------------------------------------------
+
+    def _note(self, comparison: CallComparison, finding: Finding) -> None:
+        found, call = self.found, comparison.match.call
+        if finding.status in (Status.INTRODUCED, Status.SOURCE):
+            # The first ones are kept whatever comes; of the others the heaviest.
+            self._begun.append(call.seq)
+            found.findings.append(finding)
+            if len(found.findings) > 4 * _MOST:
+                del found.findings[min(range(_MOST, len(found.findings)), key=lambda at: found.findings[at].weight)]
+        elif finding.status is Status.UNMATCHED:
+            found.only_reference += comparison.match.target is None
+            found.only_target += comparison.match.reference is None
+            if len(found.alone) < _MOST:
+                found.alone.append((call_text(call.id), finding.text))
+        elif finding.status is Status.UNKNOWN and len(found.unknown) < _MOST:
+            found.unknown.append((call_text(call.id), finding.text))
+        heavier = found.worst is None or (finding.output_error or 0.0) > (found.worst.output_error or 0.0)
+        if finding.output_error and heavier:
+            found.worst = finding
+        if call.id.kind == "Distributed" and comparison.match.reference is not None:
+            ins, outs = _side(_inputs(comparison)), _side(_outputs(comparison))
+            found.passings.append(Passing(call.id, call.seq, _group(comparison), ins, outs))
+
+
+def _limit(call: CallId, ins: list[Comparison], outs: list[Comparison], into: float | None) -> float:
+    rounding = max([each.rounding for each in (*ins, *outs)], default=0.0)
+    rounded = _OUTPUT_ROUNDINGS * rounding + _SUM_ROUNDINGS * min(rounding, _SUM_ROUND_OFF)
+    kept = _cancelled(ins, outs)
+    return (1.0 if call.name.strip("_") in _SCALES else kept) * rounded + kept * _GAIN * (into or 0.0)
+
+
+def _cancelled(ins: list[Comparison], outs: list[Comparison]) -> float:
+    """How much smaller the output is than its inputs: a difference or sum of large numbers keeps their errors."""
+    small = [size for each in outs if (size := _size(each.reference, 0))]
+    if not small:
+        return 1.0
+    numel = min(math.prod(each.reference.shape or ()) for each in outs if each.reference is not None)
+    large = [size for each in ins if (size := _size(each.reference, numel))]
+    return max([1.0, *(size / min(small) for size in large)])
+
+
+def _size(value: Value | None, numel: int) -> float | None:
+    """The root mean square of a tensor; where it is summed down to `numel` elements, that of such a sum."""
+    stats = value.stats if value is not None else None
+    norm = stats.norm if stats is not None else None
+    if norm is None or not math.isfinite(norm) or value is None or not value.shape:
+        return None
+    count = math.prod(value.shape)
+    return norm / math.sqrt(min(count, numel) or count) if count else None
+
+
+def _most(values: list[Comparison]) -> float | None:
+    """The largest known error; None where one that differs has none."""
+    if any(each.error is None and each.verdict.level is Level.FAIL and _is_tensor(each) for each in values):
+        return None
+    return max([each.error for each in values if each.error is not None], default=0.0)
+
+
+def _inputs(comparison: CallComparison) -> Iterator[Comparison]:
+    if comparison.match.call.id.phase is not Phase.PARAMETERS_GRAD:
+        yield from (each for each in comparison.values if each.slot.role is not Role.OUTPUT)
+
+
+def _outputs(comparison: CallComparison) -> Iterator[Comparison]:
+    whole = comparison.match.call.id.phase is Phase.PARAMETERS_GRAD
+    yield from (each for each in comparison.values if whole or each.slot.role is Role.OUTPUT)
+
+
+def _identity(value: Value) -> object:
+    """What tells whether a value is the one that a call wrote: its measure, or its numbers in dumps that have none."""
+    stats = value.stats
+    told = None if stats is None else (stats.max, stats.min, stats.norm)
+    return value.measure if value.measure is not None else (told, value.checksum)
+
+
+def _is_tensor(each: Comparison) -> bool:
+    return any(value is not None and value.is_tensor for value in (each.reference, each.target))
+
+
+def _side(values: Iterator[Comparison]) -> Status:
+    levels = {each.verdict.level for each in values if _is_tensor(each)}
+    if Level.FAIL in levels:
+        return Status.INHERITED
+    return Status.UNKNOWN if levels & {Level.UNKNOWN, Level.UNMATCHED} else Status.ROUNDING
+
+
+def _group(comparison: CallComparison) -> str:
+    for each in comparison.values:
+        value = each.target
+        if value is not None and value.type.endswith("ProcessGroup"):
+            return str(value.scalar if value.scalar is not None else value.extra)
+    return ""
+
+
+def _why_unknown(outs: list[Comparison]) -> str:
+    return next((each.verdict.text for each in outs if each.verdict.level is Level.UNKNOWN), "")
+
+
+def _slot(each: Comparison) -> str:
+    return slot_text(each.slot)

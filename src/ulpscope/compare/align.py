@@ -1,0 +1,179 @@
+"""Which call of the target belongs to which call of the reference. Works on names, modules and shapes; reads no element.
+
+    NAME    the same full name
+    FUZZY   the same name without its number, in order, shapes deciding where the counts differ
+    PLACE   FUZZY inside each module: a call more in one module does not shift the numbers of all calls after it
+
+A backward call follows its forward call, whatever the order in which gradients were taken.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ulpscope.compare.comparison import How
+from ulpscope.naming import MODULE
+from ulpscope.records import CallId, Phase
+from ulpscope.store.reader import Dump
+
+# Wrappers put these into the names of modules; a run with one and a run without are the same model.
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_FOLLOWS_FORWARD = frozenset({Phase.BACKWARD, Phase.PARAMETERS_GRAD})
+# Above this many pairs of calls of one name in one module, shapes are not compared: the cost is their product.
+_MOST_PAIRS = 4_000_000
+
+
+class Align(enum.Enum):
+    """How calls are put together."""
+
+    NAME = "name"
+    FUZZY = "fuzzy"
+    PLACE = "place"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Two calls by their places in execution order, or one that is alone."""
+
+    reference: int | None
+    target: int | None
+    how: How
+    why: str = ""
+
+
+def align(reference: Dump, target: Dump, by: Align = Align.PLACE) -> list[Pairing]:
+    """Every call of both dumps, paired or alone, in the order of the target; what only the reference has at its place there."""
+    left, right = reference.ids(), target.ids()
+    known = _known(left)
+    if by is Align.NAME:
+        partner = [known.get(_plain(call)) for call in right]
+    else:
+        partner = _by_group(reference, target, left, right, known, inside_modules=by is Align.PLACE)
+    how = {Align.NAME: How.NAME, Align.FUZZY: How.FUZZY, Align.PLACE: How.PLACE}[by]
+    return list(_in_order(left, right, partner, how))
+
+
+def plain_module(name: str) -> str:
+    """A module's name without what wrappers add to it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _plain(call: CallId) -> CallId:
+    if call.kind != MODULE:
+        return call
+    name = plain_module(call.name)
+    return call if name == call.name else CallId(call.kind, name, call.index, call.phase, call.again)
+
+
+def _known(calls: Sequence[CallId]) -> dict[CallId, int]:
+    """Each name's first place."""
+    return {_plain(call): place for place, call in reversed(list(enumerate(calls)))}
+
+
+# --- by group ---------------------------------------------------------------------------------------------------
+
+_Group = tuple[str, str, str]
+
+
+def _by_group(
+    reference: Dump,
+    target: Dump,
+    left: Sequence[CallId],
+    right: Sequence[CallId],
+    known: dict[CallId, int],
+    *,
+    inside_modules: bool,
+) -> list[int | None]:
+    groups = _groups(reference, left), _groups(target, right)
+    if not inside_modules or not all(any(module for module, _, _ in side) for side in groups):
+        # Without modules on both sides there is one place for all.
+        groups = _merged(groups[0]), _merged(groups[1])
+    partner: list[int | None] = [None] * len(right)
+    number: dict[CallId, int] = {}
+    for group, places in groups[1].items():
+        others = groups[0].get(group, [])
+        for mine, theirs in _paired(reference, target, others, places, left, right):
+            partner[mine] = theirs
+            number[_plain(right[mine])] = left[theirs].index
+    taken = {place for place in partner if place is not None}
+    for place, call in enumerate(map(_plain, right)):
+        if partner[place] is not None:
+            continue
+        forward = CallId(call.kind, call.name, call.index, Phase.FORWARD)
+        if call.phase in _FOLLOWS_FORWARD and forward in number:
+            partner[place] = known.get(CallId(call.kind, call.name, number[forward], call.phase, call.again))
+        elif call.phase in _FOLLOWS_FORWARD and (same := known.get(call)) is not None and same not in taken:
+            partner[place] = same
+    return partner
+
+
+def _groups(dump: Dump, calls: Sequence[CallId]) -> dict[_Group, list[int]]:
+    """The places of all calls that are not a backward of another, by module, kind and name."""
+    found: dict[_Group, list[int]] = defaultdict(list)
+    for place, (call, module) in enumerate(zip(map(_plain, calls), dump.modules(), strict=True)):
+        if call.phase not in _FOLLOWS_FORWARD and not call.again:
+            found[plain_module(module), call.kind, call.name].append(place)
+    return dict(found)
+
+
+def _merged(groups: dict[_Group, list[int]]) -> dict[_Group, list[int]]:
+    found: dict[_Group, list[int]] = defaultdict(list)
+    for (_, kind, name), places in groups.items():
+        found["", kind, name] += places
+    return {group: sorted(places) for group, places in found.items()}
+
+
+def _paired(
+    reference: Dump,
+    target: Dump,
+    theirs: list[int],
+    mine: list[int],
+    left: Sequence[CallId],
+    right: Sequence[CallId],
+) -> Iterable[tuple[int, int]]:
+    """Pairs (place in the target, place in the reference) of one group."""
+    if len(theirs) == len(mine):
+        return zip(mine, theirs, strict=True)
+    if len(theirs) * len(mine) > _MOST_PAIRS:
+        same = {left[place].index: place for place in theirs}
+        return ((place, same[right[place].index]) for place in mine if right[place].index in same)
+    ours, others = _shapes(target, mine), _shapes(reference, theirs)
+    blocks = difflib.SequenceMatcher(None, others, ours, autojunk=False).get_matching_blocks()
+    return ((mine[block.b + step], theirs[block.a + step]) for block in blocks for step in range(block.size))
+
+
+def _shapes(dump: Dump, places: Iterable[int]) -> list[Hashable]:
+    return [tuple((value.slot, value.shape) for value in dump.nth(place).values) for place in places]
+
+
+# --- order ------------------------------------------------------------------------------------------------------
+
+
+def _in_order(
+    left: Sequence[CallId], right: Sequence[CallId], partner: Sequence[int | None], how: How
+) -> Iterator[Pairing]:
+    names = {_plain(call) for call in right}
+    used = {place for place in partner if place is not None}
+    alone = [place for place in range(len(left)) if place not in used]
+    next_alone = 0
+    for place, other in enumerate(partner):
+        while other is not None and next_alone < len(alone) and alone[next_alone] < other:
+            yield _left_over(left, alone[next_alone], names)
+            next_alone += 1
+        if other is None:
+            yield Pairing(None, place, How.ALONE, "the reference has no such call")
+        else:
+            same = _plain(left[other]) == _plain(right[place])
+            yield Pairing(other, place, How.NAME if same else how)
+    for rest in alone[next_alone:]:
+        yield _left_over(left, rest, names)
+
+
+def _left_over(left: Sequence[CallId], place: int, names: set[CallId]) -> Pairing:
+    taken = _plain(left[place]) in names
+    why = "the target's call of this name is another one" if taken else "the target has no such call"
+    return Pairing(place, None, How.ALONE, why)

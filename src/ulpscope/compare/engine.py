@@ -1,0 +1,253 @@
+"""Two dumps in, a stream of comparisons out, in the order of the target. Imports no framework.
+
+Calls are aligned first; then each pair of values is compared on the best evidence both sides have. Elements are read
+once for each pair of payloads, on `jobs` threads; only a window of calls is in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ulpscope.compare.align import Align, Pairing, align
+from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, How, Level, Match, Verdict
+from ulpscope.compare.mapping import Mapping
+from ulpscope.compare.metrics import Contrast, contrast_bits
+from ulpscope.compare.runs import pair_runs
+from ulpscope.compare.verdict import (
+    elements_error,
+    rounding_of,
+    scalar_verdict,
+    statistics_error,
+    tensor_verdict,
+)
+from ulpscope.errors import DumpError
+from ulpscope.naming import value_text
+from ulpscope.native import sketch_relative_l2
+from ulpscope.records import CallId, CallRecord, Value
+from ulpscope.store.mapped import forget
+from ulpscope.store.reader import Dump, open_dump
+
+# Calls that wait for their elements, and contrasts kept for the calls that use the same payloads again.
+_WINDOW = 64
+_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How two dumps are compared. `jobs`: threads that read elements, 0 for all cores."""
+
+    align: Align = Align.PLACE
+    mapping: Mapping = field(default_factory=Mapping)
+    jobs: int = 0
+    elements: bool = True
+
+
+def compare_dumps(reference: Dump, target: Dump, options: Options | None = None) -> Iterator[CallComparison]:
+    """Every call of both dumps with its values compared, in the order of the target."""
+    options = options or Options()
+    pairings = align(reference, target, options.align)
+    jobs = options.jobs or os.cpu_count() or 1
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(jobs)) if jobs > 1 else None
+        pairs = _Pairs(reference, target, pool, elements=options.elements)
+        waiting: deque[tuple[Match, list[_Draft]]] = deque()
+        for pairing in pairings:
+            waiting.append(_drafts(reference, target, pairing, options.mapping, pairs))
+            if len(waiting) > _WINDOW:
+                yield _finished(waiting.popleft())
+        while waiting:
+            yield _finished(waiting.popleft())
+
+
+def compare_runs(
+    reference: str | Path,
+    target: str | Path,
+    options: Options | None = None,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+) -> Iterator[Comparison]:
+    """Every value of two runs compared, unit after unit."""
+    for unit in pair_runs(reference, target, step=step, rank=rank).units:
+        for call in compare_dumps(open_dump(unit.reference), open_dump(unit.target), options):
+            yield from call.values
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Two values whose elements may still be being read."""
+
+    match: Match
+    reference: Value | None
+    target: Value | None
+    contrast: Future[Contrast] | None = None
+    sketch: float | None = None
+
+
+def _drafts(
+    reference: Dump, target: Dump, pairing: Pairing, mapping: Mapping, pairs: _Pairs
+) -> tuple[Match, list[_Draft]]:
+    left = None if pairing.reference is None else reference.nth(pairing.reference)
+    right = None if pairing.target is None else target.nth(pairing.target)
+    match = Match(left, right, pairing.how, pairing.why)
+    unused = {} if left is None else {value.slot: value for value in left.values}
+    drafts = []
+    for value in () if right is None else right.values:
+        mapped = mapping.source(match.call.id, value.slot) if mapping else None
+        if mapped is not None:
+            drafts.append(_from_mapping(reference, right, value, mapped, pairs))
+        else:
+            drafts.append(pairs.draft(match, unused.pop(value.slot, None), value))
+    drafts += [pairs.draft(match, value, None) for value in unused.values()]
+    return match, drafts
+
+
+def _from_mapping(
+    reference: Dump, right: CallRecord | None, value: Value, mapped: tuple[CallId, str], pairs: _Pairs
+) -> _Draft:
+    call, name = mapped
+    try:
+        left = reference.call(call)
+    except DumpError as error:
+        return pairs.draft(Match(None, right, How.ALONE, str(error)), None, value)
+    found = next((each for each in left.values if value_text(left.id, each.slot) == name), None)
+    return pairs.draft(Match(left, right, How.MAPPING), found, value)
+
+
+class _Pairs:
+    """Starts reading the elements of two values where both have them; each pair of payloads once."""
+
+    def __init__(self, reference: Dump, target: Dump, pool: ThreadPoolExecutor | None, *, elements: bool) -> None:
+        self._reference, self._target = reference, target
+        self._pool = pool
+        self._elements = elements
+        self._kept: dict[tuple[int, int, str | None, str | None], Future[Contrast]] = {}
+
+    def draft(self, match: Match, left: Value | None, right: Value | None) -> _Draft:
+        draft = _Draft(match, left, right)
+        if left is None or right is None or left.shape is None or left.shape != right.shape:
+            return draft
+        if self._elements and left.payload is not None and right.payload is not None:
+            draft.contrast = self._contrast(left, right)
+        elif left.checksum is None or left.checksum != right.checksum:
+            ours, theirs = self._reference.sketch(left), self._target.sketch(right)
+            if ours is not None and theirs is not None:
+                draft.sketch = sketch_relative_l2(ours, theirs)
+        return draft
+
+    def _contrast(self, left: Value, right: Value) -> Future[Contrast]:
+        assert left.payload is not None and right.payload is not None
+        key = (left.payload.offset, right.payload.offset, left.dtype, right.dtype)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
+            found = self._kept[key] = self._started(left, right)
+        return found
+
+    def _started(self, left: Value, right: Value) -> Future[Contrast]:
+        if self._pool is not None:
+            return self._pool.submit(self._read, left, right)
+        done: Future[Contrast] = Future()
+        try:
+            done.set_result(self._read(left, right))
+        except DumpError as error:
+            done.set_exception(error)
+        return done
+
+    def _read(self, left: Value, right: Value) -> Contrast:
+        ours, ours_bits, ours_shape = self._reference.raw(left)
+        theirs, theirs_bits, theirs_shape = self._target.raw(right)
+        if math.prod(ours_shape) != math.prod(theirs_shape):
+            raise DumpError(f"the stored elements have shapes {ours_shape} and {theirs_shape}")
+
+        def release(start: int, stop: int) -> None:
+            # A mapped page counts as memory of this process until it is let go.
+            forget(ours_bits, start * ours.itemsize, stop * ours.itemsize)
+            forget(theirs_bits, start * theirs.itemsize, stop * theirs.itemsize)
+
+        return contrast_bits(ours_bits, ours, theirs_bits, theirs, done=release)
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------
+
+
+def _finished(waiting: tuple[Match, Sequence[_Draft]]) -> CallComparison:
+    match, drafts = waiting
+    return CallComparison(match, tuple([_comparison(draft) for draft in drafts]))
+
+
+def _comparison(draft: _Draft) -> Comparison:
+    left, right = draft.reference, draft.target
+    if left is None or right is None:
+        return _alone(draft)
+    if left.shape is None or right.shape is None:
+        return Comparison(draft.match, right.slot, left, right, Evidence.SCALAR, _plain_verdict(left, right))
+    rounding = rounding_of(left, right)
+    if left.shape != right.shape:
+        text = f"{_sizes(left)} in the reference, {_sizes(right)} in the target"
+        verdict = Verdict(Level.FAIL, (Code.SHAPE,), text)
+        return Comparison(draft.match, right.slot, left, right, Evidence.NOTHING, verdict, math.inf, rounding)
+    contrast = None
+    try:
+        contrast = draft.contrast.result() if draft.contrast is not None else None
+    except DumpError as error:
+        verdict = Verdict(Level.UNKNOWN, (Code.UNREADABLE,), str(error))
+        return Comparison(draft.match, right.slot, left, right, Evidence.NOTHING, verdict, None, rounding)
+    evidence, size = _weigh(left, right, contrast, draft.sketch)
+    verdict = tensor_verdict(left, right, evidence, size)
+    if contrast is not None and not contrast.same_places:
+        verdict = Verdict(verdict.level, (Code.NOT_FINITE, *verdict.codes[1:]), verdict.text)
+    return Comparison(draft.match, right.slot, left, right, evidence, verdict, size, rounding, contrast)
+
+
+def _weigh(left: Value, right: Value, contrast: Contrast | None, sketch: float | None) -> tuple[Evidence, float | None]:
+    """The best evidence there is, and the error it shows."""
+    if contrast is not None:
+        return Evidence.ELEMENTS, elements_error(contrast)
+    if 0 in (left.shape or ()):
+        return Evidence.ELEMENTS, 0.0
+    both = left.checksum is not None and right.checksum is not None and left.dtype == right.dtype
+    if both and left.checksum == right.checksum:
+        return Evidence.CHECKSUM, 0.0
+    told = None
+    if left.stats is not None and right.stats is not None:
+        told = statistics_error(left.stats, right.stats)
+    if sketch is not None and not math.isnan(sketch):
+        return Evidence.SKETCH, max(sketch, told or 0.0)
+    if told and (not both or told > 0.0):
+        return Evidence.STATISTICS, told
+    if both:
+        return Evidence.CHECKSUM, None
+    return (Evidence.NOTHING, None) if told is None else (Evidence.STATISTICS, told)
+
+
+def _plain_verdict(left: Value, right: Value) -> Verdict:
+    if left.error is not None or right.error is not None:
+        return Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), left.error or right.error or "")
+    if left.is_tensor != right.is_tensor:
+        return Verdict(Level.FAIL, (Code.TYPE,), f"{left.type} in the reference, {right.type} in the target")
+    return scalar_verdict(left, right)
+
+
+def _alone(draft: _Draft) -> Comparison:
+    value = draft.target or draft.reference
+    assert value is not None
+    code = Code.NO_REFERENCE if draft.target is not None else Code.NO_TARGET
+    why = draft.match.why or f"the call has no {'such value' if value.is_tensor else 'such argument'} there"
+    verdict = Verdict(Level.UNMATCHED, (code,), why)
+    return Comparison(draft.match, value.slot, draft.reference, draft.target, Evidence.NOTHING, verdict)
+
+
+def _sizes(value: Value) -> str:
+    return "[" + ", ".join(map(str, value.shape or ())) + "]"

@@ -1,0 +1,127 @@
+"""What two values are to each other: identical, rounding, different, or not known. Numbers in, verdict out; reads nothing.
+
+`error` is one number for all kinds of evidence, relative to the reference's size: the L2 norm of the difference, or a
+sixteenth of the largest difference in units of the root mean square if that is more, so that one wrong element in a
+million is seen. Statistics and sketches show at most as much as that. What has no scale is inf, what is not known None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ulpscope.compare.comparison import Code, Evidence, Level, Verdict
+from ulpscope.compare.metrics import Contrast, relative_l2
+from ulpscope.dtypes import round_off
+from ulpscope.records import Stats, Value
+
+# Two correctly rounded results of the same exact number differ by two units at most; four leave room for a second rounding.
+ROUNDINGS = 4.0
+_PEAK = 16.0
+_DEVICE = "torch.device"
+
+
+def rounding_of(reference: Value, target: Value) -> float:
+    """The unit round-off of the coarser of two dtypes; 0 for integers."""
+    return max(round_off(reference.dtype), round_off(target.dtype))
+
+
+def elements_error(contrast: Contrast) -> float:
+    """The error that all elements show."""
+    if not contrast.same_places:
+        return math.inf
+    if not contrast.differing:
+        return 0.0
+    error = relative_l2(contrast)
+    size = contrast.reference_norm / math.sqrt(contrast.count)
+    return max(error, contrast.max_abs / (_PEAK * size)) if size else math.inf
+
+
+def statistics_error(reference: Stats, target: Stats) -> float | None:
+    """The error that statistics show; None where either side says too little."""
+    if reference.counted and target.counted:
+        counts = [(each.nan_count, each.posinf_count, each.neginf_count) for each in (reference, target)]
+        if counts[0] != counts[1]:
+            return math.inf
+    size = _largest(reference)
+    mean_square = _root_mean_square(reference)
+    scales = (("max", size), ("min", size), ("mean", mean_square), ("norm", reference.norm))
+    errors = [_apart(getattr(reference, name), getattr(target, name), scale) for name, scale in scales]
+    known = [error for error in errors if error is not None]
+    return max(known) if known else None
+
+
+def scalar_verdict(reference: Value, target: Value) -> Verdict:
+    """The verdict on two values that are no tensors."""
+    if reference.type == target.type == _DEVICE:
+        same = reference.scalar == target.scalar
+        return Verdict(Level.PASS, (Code.IDENTICAL if same else Code.DEVICE,))
+    if reference.type != target.type and not _numbers(reference, target):
+        return Verdict(Level.FAIL, (Code.TYPE,), f"{reference.type} in the reference, {target.type} in the target")
+    if reference.scalar is None and reference.type != "NoneType":
+        return Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), f"a {reference.type} is not recorded")
+    if reference.scalar == target.scalar:
+        return Verdict(Level.PASS, (Code.IDENTICAL,))
+    shown = f"{_short(reference.scalar)} in the reference, {_short(target.scalar)} in the target"
+    return Verdict(Level.FAIL, (Code.ARGUMENT,), shown)
+
+
+def tensor_verdict(reference: Value, target: Value, evidence: Evidence, error: float | None) -> Verdict:
+    """The verdict on two tensors of equal shape, of which `error` is known by `evidence`."""
+    about = [code for code, differs in _ABOUT.items() if differs(reference, target)]
+    if error is None:
+        if evidence is Evidence.CHECKSUM:
+            return Verdict(Level.FAIL, (Code.DIFFERENT, *about), "the checksums differ")
+        why = reference.error or target.error or "one side has no elements, statistics or checksum"
+        return Verdict(Level.UNKNOWN, (Code.NOT_MEASURED, *about), why)
+    if error == 0.0:
+        # Equal statistics and sketches are no proof of equal elements.
+        proof = evidence in (Evidence.ELEMENTS, Evidence.CHECKSUM)
+        codes: tuple[Code, ...] = (Code.IDENTICAL if proof else Code.AGREES,)
+    elif error <= ROUNDINGS * rounding_of(reference, target):
+        codes = (Code.ROUNDING,)
+    else:
+        return Verdict(Level.FAIL, (Code.DIFFERENT, *about))
+    return Verdict(Level.WARN if about else Level.PASS, (*codes, *about))
+
+
+_ABOUT: dict[Code, Callable[[Value, Value], bool]] = {
+    Code.DTYPE: lambda reference, target: reference.dtype != target.dtype,
+    Code.REQUIRES_GRAD: lambda reference, target: (
+        None not in (reference.requires_grad, target.requires_grad) and reference.requires_grad != target.requires_grad
+    ),
+}
+
+
+def _apart(reference: float | int | None, target: float | int | None, scale: float | None) -> float | None:
+    """How far two numbers are apart in units of a scale; None where one is not known."""
+    if reference is None or target is None:
+        return None
+    if reference == target or (reference != reference and target != target):
+        return 0.0
+    if not (math.isfinite(reference) and math.isfinite(target)):
+        return math.inf
+    if scale is None or not math.isfinite(scale):
+        return None
+    return abs(target - reference) / scale if scale else math.inf
+
+
+def _largest(stats: Stats) -> float | None:
+    ends = [abs(number) for number in (stats.max, stats.min) if number is not None and math.isfinite(number)]
+    return max(ends) if ends else None
+
+
+def _root_mean_square(stats: Stats) -> float | None:
+    if stats.norm is None or not stats.numel:
+        return _largest(stats)
+    return stats.norm / math.sqrt(stats.numel)
+
+
+def _numbers(reference: Value, target: Value) -> bool:
+    kinds = {"int", "float"}
+    return reference.type in kinds and target.type in kinds
+
+
+def _short(scalar: object) -> str:
+    text = repr(scalar)
+    return text if len(text) <= 60 else text[:57] + "..."
