@@ -1,0 +1,567 @@
+/* Reads two tensors once, side by side, and says how they differ; finds the end of a JSON value.
+ * Knows two buffers and their dtype codes.  The State contrast() adds to is described in pairs.py, and pairs_fallback.py
+ * gives the same numbers in numpy: change all three together.
+ * The file includes itself per vector size VB and float width W (the part at the end), so that every kernel is written
+ * once.  Sums run in 8 lanes whatever the vector size and products are never fused with sums (setup.py): a result does
+ * not depend on the machine. */
+#ifndef VB
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030a0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are read as they lie in memory");
+#if Py_LIMITED_API + 0 < 0x030b0000
+/* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
+typedef struct {
+    void *buf;
+    PyObject *obj;
+    Py_ssize_t len, itemsize;
+    int readonly, ndim;
+    void *format, *shape, *strides, *suboffsets, *internal;
+} Py_buffer;
+PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
+PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
+enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1 };
+#endif
+
+enum { BLOCK = 1024, LANES = 8, LARGE = 16384, DTYPES = 21 };
+enum { DOT, REFERENCE, TARGET_SIDE, DIFFERENCE, ABSOLUTE, RELATIVE, ULP, SUMS };
+enum { MAX_ABSOLUTE, MAX_RELATIVE, MAX_ULP, LIMITS };
+/* What is not finite: NaN or infinite in the reference only, and so on; EITHER is in how many places. */
+enum { NAN_REFERENCE, NAN_TARGET, NAN_BOTH, INF_REFERENCE, INF_TARGET, INF_SAME, INF_OPPOSITE, EITHER, KINDS };
+
+#define ALIAS __attribute__((may_alias))
+typedef uint8_t u8; typedef int8_t i8;
+typedef uint16_t ALIAS u16; typedef uint32_t ALIAS u32; typedef uint64_t ALIAS u64;
+typedef int16_t ALIAS i16; typedef int32_t ALIAS i32; typedef int64_t ALIAS i64;
+typedef float ALIAS f32; typedef double ALIAS f64;
+
+typedef struct {
+    double sum[SUMS][LANES], limit[LIMITS];
+    uint64_t equal, thousandth, five_thousandths; /* elements whose relative error is not below */
+} Block;
+typedef struct {
+    uint64_t count, differing, thousandth, five_thousandths; /* the last two: relative error below */
+    uint64_t special[KINDS];
+    uint64_t place; /* of the largest difference, counted from 1 */
+    double limit[LIMITS], sum[SUMS][LANES];
+} State;
+typedef void (*Widen)(const void *, void *, size_t);
+typedef struct {
+    int (*pair)(const void *, const void *, const f64 *exact, size_t, double low, Block *);
+    int (*square)(const void *, size_t, Block *);
+    void (*clean)(const void *, const void *, size_t, void *, void *, uint64_t *special);
+} Kernels;
+typedef struct {
+    Kernels by_width[2];
+    Widen widen[DTYPES], f32_to_f64, signed_difference, unsigned_difference;
+} Machine;
+
+/* Written once, when the module is made; read-only from then on. */
+static float float8[5][256];
+
+/* Names by VB and W: NAME(pair) is pair_64_32, TYPE(f) is f32. */
+#define JOIN2_(a, b) a##b
+#define JOIN3_(a, b, c) a##_##b##_##c
+#define JOIN2(a, b) JOIN2_(a, b)
+#define JOIN3(a, b, c) JOIN3_(a, b, c)
+#define NAME(name) JOIN3(name, VB, W)
+#define TYPE(kind) JOIN2(kind, W)
+#define TARGET JOIN2(TARGET_, VB)
+#define TARGET_16
+#define TARGET_32 __attribute__((target("avx2,fma,f16c")))
+#define TARGET_64 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define SET(W) {JOIN3(pair, VB, W), JOIN3(square, VB, W), JOIN3(clean, VB, W)}
+/* The larger; b where one is NaN.  Count adds one where a >= b; below keeps a where a < b and puts zero elsewhere. */
+#define LARGER JOIN2(LARGER_, VB)
+#define LARGER_16(a, b) ((Wide)(((Mask)((a) > (b)) & (Mask)(a)) | (~(Mask)((a) > (b)) & (Mask)(b))))
+#define LARGER_32(a, b) _mm256_max_pd(a, b)
+#define LARGER_64(a, b) _mm512_max_pd(a, b)
+#define COUNT JOIN2(COUNT_, VB)
+#define COUNT_16(to, a, b) to -= (Mask)((a) >= (b))
+#define COUNT_32 COUNT_16
+#define COUNT_64(to, a, b)                                                                                             \
+    to = (Mask)_mm512_mask_add_epi64((__m512i)to, _mm512_cmp_pd_mask(a, b, _CMP_GE_OQ), (__m512i)to, (__m512i)one)
+#define BELOW JOIN2(BELOW_, VB)
+#define BELOW_16(a, b) ((Wide)((Mask)(a) & (Mask)((a) < (b))))
+#define BELOW_32 BELOW_16
+#define BELOW_64(a, b) _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), a)
+
+#define VB 16
+#include "_pairs.c"
+#ifdef __x86_64__
+#define VB 32
+#include "_pairs.c"
+#define VB 64
+#include "_pairs.c"
+#endif
+
+static const Machine *machine = &machine_16;
+
+/* By dtype code.  `wide`: it takes a float64 to hold one.  A float has `digits` bits of mantissa and is normal from
+ * 2^exponent on; complex dtypes are left to the fallback. */
+enum { FLOAT, SIGNED, UNSIGNED, COMPLEX };
+typedef struct {
+    uint8_t item, wide, kind, digits;
+    int16_t exponent;
+} Dtype;
+static const Dtype dtypes[DTYPES] = {
+    {4, 0, FLOAT, 23, -126}, {8, 1, FLOAT, 52, -1022}, {2, 0, FLOAT, 10, -14}, {2, 0, FLOAT, 7, -126},
+    {1, 0, SIGNED, 0, 0},    {1, 0, UNSIGNED, 0, 0},   {2, 0, SIGNED, 0, 0},   {4, 1, SIGNED, 0, 0},
+    {8, 1, SIGNED, 0, 0},    {1, 0, UNSIGNED, 0, 0},   {2, 0, UNSIGNED, 0, 0}, {4, 1, UNSIGNED, 0, 0},
+    {8, 1, UNSIGNED, 0, 0},  {8, 0, COMPLEX, 0, 0},    {16, 1, COMPLEX, 0, 0}, {4, 0, COMPLEX, 0, 0},
+    {1, 0, FLOAT, 3, -6},    {1, 0, FLOAT, 2, -14},    {1, 0, FLOAT, 3, -7},   {1, 0, FLOAT, 2, -15},
+    {1, 0, FLOAT, 0, -127},
+};
+
+static float small_float(unsigned byte, int mantissa, int bias) {
+    int exponent = (int)((byte & 127) >> mantissa), fraction = (int)(byte & ((1u << mantissa) - 1));
+    fraction += exponent ? 1 << mantissa : 0;
+    return (float)copysign(ldexp(fraction, (exponent ? exponent : 1) - bias - mantissa), byte & 128 ? -1 : 1);
+}
+static void fill_tables(void) {
+    for (unsigned i = 0; i < 256; i++) {
+        float infinity = i & 128 ? -INFINITY : INFINITY;
+        float8[0][i] = (i & 127) == 127 ? NAN : small_float(i, 3, 7);
+        float8[1][i] = (i & 127) > 124 ? NAN : (i & 127) == 124 ? infinity : small_float(i, 2, 15);
+        float8[2][i] = i == 128 ? NAN : small_float(i, 3, 8);
+        float8[3][i] = i == 128 ? NAN : small_float(i, 2, 16);
+        float8[4][i] = i == 255 ? NAN : (float)ldexp(1, (int)i - 127);
+    }
+}
+
+/* What is decided once for two streams.  The unit in the last place is that of the float with fewer digits; `low` is
+ * where its numbers begin to be denormal.  For integers it is one: there `low` is above all of them. */
+typedef struct {
+    const Dtype *type[2];
+    long code[2];
+    int wide, same, exact;
+    double low, unit;
+} Pair;
+static Pair pair_of(long reference, long target) {
+    const Dtype *r = &dtypes[reference], *t = &dtypes[target], *coarse = r->kind == FLOAT ? r : t;
+    if (r->kind == FLOAT && t->kind == FLOAT && (t->digits < r->digits || (t->digits == r->digits && t->exponent > r->exponent)))
+        coarse = t;
+    int integers = coarse->kind != FLOAT;
+    return (Pair){{r, t}, {reference, target}, r->wide || t->wide, reference == target,
+                  integers && (r->item == 8 || t->item == 8), ldexp(1, integers ? 77 : coarse->exponent),
+                  ldexp(1, integers ? 76 : coarse->digits - 1)};
+}
+
+typedef struct {
+    _Alignas(64) f64 side[2][BLOCK], clean[2][BLOCK], exact[BLOCK];
+    _Alignas(64) f32 narrow[BLOCK];
+} Scratch;
+
+/* The numbers of one side as float32, or as float64 if either side is wide; in place if they lie so. */
+static const void *widened(const Pair *p, int side, const u8 *raw, size_t n, Scratch *b) {
+    const Dtype *t = p->type[side];
+    Widen widen = machine->widen[p->code[side]];
+    if (t->wide == p->wide && !widen) return raw;
+    if (t->wide == p->wide) return widen(raw, b->side[side], n), b->side[side];
+    if (widen) widen(raw, b->narrow, n), raw = (const u8 *)b->narrow;
+    machine->f32_to_f64(raw, b->side[side], n);
+    return b->side[side];
+}
+
+/* |target - reference| of integers where one is of 64 bits, rounded once. */
+static const f64 *exact_difference(const Pair *p, const u8 *raw[2], const f64 *wide[2], size_t n, Scratch *b) {
+    const u64 *x[2];
+    int is_signed[2];
+    for (int k = 0; k < 2; k++) {
+        is_signed[k] = p->type[k]->item < 8 || p->type[k]->kind == SIGNED;
+        x[k] = (const u64 *)raw[k];
+        if (p->type[k]->item == 8) continue;
+        for (size_t i = 0; i < n; i++) ((i64 *)b->clean[k])[i] = (i64)wide[k][i];
+        x[k] = (const u64 *)b->clean[k];
+    }
+    if (is_signed[0] == is_signed[1]) {
+        memcpy(b->exact, x[0], n * 8);
+        (is_signed[0] ? machine->signed_difference : machine->unsigned_difference)(x[1], b->exact, n);
+        return b->exact;
+    }
+    for (size_t i = 0; i < n; i++) {
+        u64 u = x[is_signed[0]][i], s = x[is_signed[1]][i], d = (i64)s < 0 ? u - s : u > s ? u - s : s - u;
+        /* Of a sum of 65 bits half is rounded, the lowest bit kept as one that tells which way. */
+        b->exact[i] = (i64)s < 0 && d < u ? 2 * (double)(d >> 1 | (d & 1) | 1ull << 63) : (double)d;
+    }
+    return b->exact;
+}
+
+static double difference_at(const Pair *p, const void *x, const void *y, const f64 *exact, size_t i) {
+    if (exact) return exact[i];
+    if (p->wide) return fabs(((const f64 *)y)[i] - ((const f64 *)x)[i]);
+    return fabs((double)((const f32 *)y)[i] - (double)((const f32 *)x)[i]);
+}
+
+static void add_block(const Pair *p, const u8 *raw[2], size_t n, Scratch *b, State *s) {
+    const Kernels *kernel = &machine->by_width[p->wide];
+    const f64 *exact = NULL;
+    Block out;
+    uint64_t special[KINDS] = {0};
+    int finite, same = p->same && !memcmp(raw[0], raw[1], n * p->type[0]->item);
+    const void *x = widened(p, 0, raw[0], n, b), *y = same ? x : widened(p, 1, raw[1], n, b);
+    if (same) {
+        finite = kernel->square(x, n, &out);
+    } else {
+        const f64 *wide[2] = {x, y};
+        if (p->exact) exact = exact_difference(p, raw, wide, n, b);
+        finite = kernel->pair(x, y, exact, n, p->low, &out);
+    }
+    if (!finite) {
+        kernel->clean(x, y, n, b->clean[0], b->clean[1], special);
+        x = b->clean[0], y = b->clean[1];
+        kernel->pair(x, y, exact, n, p->low, &out);
+    }
+    if (out.limit[MAX_ABSOLUTE] > s->limit[MAX_ABSOLUTE]) {
+        size_t i = 0;
+        while (i < n - 1 && difference_at(p, x, y, exact, i) != out.limit[MAX_ABSOLUTE]) i++;
+        s->place = s->count + i + 1;
+    }
+    out.limit[MAX_ULP] *= p->unit;
+    for (int k = 0; k < LANES; k++) out.sum[ULP][k] *= p->unit;
+    for (int k = 0; k < LIMITS; k++) s->limit[k] = out.limit[k] > s->limit[k] ? out.limit[k] : s->limit[k];
+    for (int i = 0; i < SUMS; i++)
+        for (int k = 0; k < LANES; k++) s->sum[i][k] += out.sum[i][k];
+    /* An element that is finite on one side only is not good; on neither, it is taken for equal. */
+    uint64_t sides = 0, matching = special[NAN_BOTH] + special[INF_SAME];
+    for (int k = 0; k < EITHER; k++) sides += special[k];
+    uint64_t alone = 2 * special[EITHER] - sides - matching - special[INF_OPPOSITE];
+    s->count += n, s->differing += n - out.equal + special[EITHER] - matching;
+    s->thousandth += n - out.thousandth - alone, s->five_thousandths += n - out.five_thousandths - alone;
+    for (int k = 0; k < KINDS; k++) s->special[k] += special[k];
+}
+
+static int check_count(Py_ssize_t found, Py_ssize_t expected) {
+    if (found == expected) return 0;
+    return PyErr_Format(PyExc_TypeError, "takes %zd positional arguments, got %zd", expected, found), -1;
+}
+
+static int add_streams(const Pair *p, const Py_buffer *view, State *s) {
+    size_t n[2];
+    for (int k = 0; k < 2; k++) n[k] = (size_t)view[k].len / p->type[k]->item;
+    if (n[0] != n[1] || n[0] * p->type[0]->item != (size_t)view[0].len || n[1] * p->type[1]->item != (size_t)view[1].len)
+        return PyErr_Format(PyExc_ValueError, "%zd bytes of dtype code %ld and %zd of %ld are not equally many elements",
+                            view[0].len, p->code[0], view[1].len, p->code[1]), -1;
+    Scratch b;
+    PyThreadState *released = n[0] > LARGE ? PyEval_SaveThread() : NULL;
+    const u8 *raw[2] = {view[0].buf, view[1].buf};
+    for (size_t left = n[0], step; left; left -= step) {
+        step = left < BLOCK ? left : BLOCK;
+        add_block(p, raw, step, &b, s);
+        for (int k = 0; k < 2; k++) raw[k] += step * p->type[k]->item;
+    }
+    if (released) PyEval_RestoreThread(released);
+    return 0;
+}
+
+static PyObject *contrast(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Py_buffer view[3];
+    int held = 0, failed = -1;
+    if (check_count(count, 5)) return NULL;
+    long code[2];
+    for (int k = 0; k < 2; k++) {
+        code[k] = PyLong_AsLong(args[2 * k + 1]);
+        if (PyErr_Occurred()) return NULL;
+        if (code[k] < 0 || code[k] >= DTYPES || dtypes[code[k]].kind == COMPLEX)
+            return PyErr_Format(PyExc_ValueError, "dtype code %ld is not that of a real dtype (0 to 12, 16 to 20)", code[k]);
+    }
+    while (held < 3 && !PyObject_GetBuffer(args[2 * held], &view[held], held == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) held++;
+    if (held == 3 && view[2].len != sizeof(State)) {
+        PyErr_Format(PyExc_ValueError, "state has %zd bytes; it must have %zu", view[2].len, sizeof(State));
+    } else if (held == 3) {
+        State s;
+        Pair p = pair_of(code[0], code[1]);
+        memcpy(&s, view[2].buf, sizeof s);
+        failed = add_streams(&p, view, &s);
+        if (!failed) memcpy(view[2].buf, &s, sizeof s);
+    }
+    while (held--) PyBuffer_Release(&view[held]);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* Bit k tells whether p[k], with the bits of `set` added, is c. */
+static inline uint64_t mask_of(const u8 *p, u8 c, u8 set) {
+    uint64_t mask = 0;
+#ifdef __x86_64__
+    __m128i wanted = _mm_set1_epi8((char)c), with = _mm_set1_epi8((char)set);
+    for (int k = 0; k < 4; k++) {
+        __m128i bytes = _mm_or_si128(_mm_loadu_si128((const __m128i *)(p + 16 * k)), with);
+        mask |= (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, wanted)) << (16 * k);
+    }
+#else
+    for (int k = 0; k < 64; k++) mask |= (uint64_t)((p[k] | set) == c) << k;
+#endif
+    return mask;
+}
+
+/* 64 bytes at a time: the quotes that are not escaped say what is inside a string, the brackets outside are counted. */
+typedef struct {
+    uint64_t in_string, escaped; /* all ones inside a string; one if a backslash came last */
+    int64_t depth;
+} Nesting;
+static int close_within(Nesting *s, const u8 *p) {
+    uint64_t backslash = mask_of(p, '\\', 0), quote = mask_of(p, '"', 0), escaped = s->escaped;
+    s->escaped = 0;
+    if (backslash | escaped) {
+        for (uint64_t left = backslash & ~escaped; left;) {
+            uint64_t next = (left & -left) << 1;
+            escaped |= next;
+            s->escaped = !next;
+            left &= left - 1, left &= ~next;
+        }
+        quote &= ~escaped;
+    }
+    uint64_t inside = quote;
+    for (int k = 1; k < 64; k *= 2) inside ^= inside << k;
+    inside ^= s->in_string;
+    s->in_string = (uint64_t)((int64_t)inside >> 63);
+    /* The two brackets of a kind differ in one bit. */
+    uint64_t opening = mask_of(p, '{', 32) & ~inside, closing = mask_of(p, '}', 32) & ~inside;
+    int64_t closings = __builtin_popcountll(closing);
+    if (closings < s->depth) {
+        s->depth += __builtin_popcountll(opening) - closings;
+        return -1;
+    }
+    for (uint64_t both = opening | closing; both; both &= both - 1) {
+        s->depth += opening & both & -both ? 1 : -1;
+        if (!s->depth) return __builtin_ctzll(both);
+    }
+    return -1;
+}
+static Py_ssize_t skip_nested(const u8 *p, Py_ssize_t at, Py_ssize_t end) {
+    Nesting s = {0};
+    int found;
+    for (; end - at >= 64; at += 64)
+        if ((found = close_within(&s, p + at)) >= 0) return at + found + 1;
+    u8 last[64] = {0};
+    memcpy(last, p + at, (size_t)(end - at));
+    return (found = close_within(&s, last)) >= 0 ? at + found + 1 : -1;
+}
+static Py_ssize_t skip_string(const u8 *p, Py_ssize_t at, Py_ssize_t end) {
+    for (Py_ssize_t from = at + 1; from < end;) {
+        const u8 *quote = memchr(p + from, '"', (size_t)(end - from));
+        if (!quote) return -1;
+        Py_ssize_t slashes = 0, place = quote - p;
+        while (p[place - 1 - slashes] == '\\') slashes++;
+        if (slashes % 2 == 0) return place + 1;
+        from = place + 1;
+    }
+    return -1;
+}
+/* A number ends in a digit; NaN and Infinity are what the json module writes. */
+static Py_ssize_t skip_word(const u8 *p, Py_ssize_t at, Py_ssize_t end) {
+    static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
+    Py_ssize_t to = at;
+    while (to < end && p[to] && strchr("+-.0123456789eEINaflnrstuiy", p[to])) to++;
+    for (size_t k = 0; k < sizeof words / sizeof *words; k++)
+        if ((size_t)(to - at) == strlen(words[k]) && !memcmp(p + at, words[k], strlen(words[k]))) return to;
+    if (to == at || p[to - 1] < '0' || p[to - 1] > '9' || (p[at] != '-' && (p[at] < '0' || p[at] > '9'))) return -1;
+    return to;
+}
+static PyObject *skip_json(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Py_buffer text;
+    if (check_count(count, 2)) return NULL;
+    Py_ssize_t at = PyLong_AsSsize_t(args[1]), end = -1;
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &text, PyBUF_SIMPLE)) return NULL;
+    const u8 *p = text.buf;
+    if (at >= 0 && at < text.len) {
+        PyThreadState *released = text.len - at > LARGE ? PyEval_SaveThread() : NULL;
+        end = (p[at] == '{' || p[at] == '[' ? skip_nested : p[at] == '"' ? skip_string : skip_word)(p, at, text.len);
+        if (released) PyEval_RestoreThread(released);
+    }
+    PyBuffer_Release(&text);
+    if (end < 0) return PyErr_Format(PyExc_ValueError, "no whole JSON value begins at byte %zd", at);
+    return PyLong_FromSsize_t(end);
+}
+
+/* ULPSCOPE_ISA=base or avx2 keeps to less than the machine has: to find out whether a kernel is at fault. */
+static const char *choose_machine(void) {
+#ifdef __x86_64__
+    const char *wish = getenv("ULPSCOPE_ISA");
+    unsigned a, b, c = 0, d;
+    __builtin_cpu_init();
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (wish && !strcmp(wish, "base"))) return "base";
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !(c & bit_F16C)) return "base";
+    machine = &machine_32;
+    if ((wish && !strcmp(wish, "avx2")) || !__builtin_cpu_supports("avx512f")) return "avx2";
+    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq")) return "avx2";
+    if (!__builtin_cpu_supports("avx512vl")) return "avx2";
+    machine = &machine_64;
+    return "avx512";
+#else
+    return "base";
+#endif
+}
+
+static int execute(PyObject *module) {
+    fill_tables();
+    return PyModule_AddStringConstant(module, "ISA", choose_machine());
+}
+static PyMethodDef methods[] = {
+    {"contrast", (PyCFunction)(void (*)(void))contrast, METH_FASTCALL, "Add how two streams differ to the state."},
+    {"skip_json", (PyCFunction)(void (*)(void))skip_json, METH_FASTCALL, "Index behind the JSON value at start."},
+    {NULL, NULL, 0, NULL},
+};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT, .m_name = "_pairs", .m_methods = methods, .m_slots = slots};
+PyMODINIT_FUNC PyInit__pairs(void) { return PyModuleDef_Init(&definition); }
+
+#elif !defined(W)
+#define W 32
+#include "_pairs.c"
+#define W 64
+#include "_pairs.c"
+#define FROM(name) JOIN2(JOIN2(from_, name), JOIN2(_, VB))
+#define WIDEN(name, from, to, value)                                                                                   \
+    TARGET static void FROM(name)(const void *p, void *out, size_t n) {                                                \
+        const from *x = p;                                                                                             \
+        for (size_t i = 0; i < n; i++) ((to *)out)[i] = (to)(value);                                                   \
+    }
+WIDEN(i8, i8, f32, x[i]) WIDEN(i16, i16, f32, x[i]) WIDEN(u8, u8, f32, x[i]) WIDEN(u16, u16, f32, x[i])
+WIDEN(i32, i32, f64, x[i]) WIDEN(i64, i64, f64, x[i]) WIDEN(u32, u32, f64, x[i]) WIDEN(u64, u64, f64, x[i])
+WIDEN(bool, u8, f32, x[i] != 0) WIDEN(e8m0, u8, f32, float8[4][x[i]]) WIDEN(f32, f32, f64, x[i])
+WIDEN(e4m3, u8, f32, float8[0][x[i]]) WIDEN(e4m3z, u8, f32, float8[2][x[i]])
+WIDEN(e5m2, u8, f32, float8[1][x[i]]) WIDEN(e5m2z, u8, f32, float8[3][x[i]])
+WIDEN(bf16, u16, u32, (u32)x[i] << 16)
+/* From the target's integers and, in `out`, the reference's. */
+WIDEN(signed, i64, f64, x[i] > ((i64 *)out)[i] ? (u64)x[i] - ((u64 *)out)[i] : ((u64 *)out)[i] - (u64)x[i])
+WIDEN(unsigned, u64, f64, x[i] > ((u64 *)out)[i] ? x[i] - ((u64 *)out)[i] : ((u64 *)out)[i] - x[i])
+TARGET static void FROM(half)(const void *p, void *out, size_t n) {
+    const u16 *x = p;
+    size_t i = 0;
+#if VB == 64
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps((f32 *)out + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
+#elif VB == 32
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps((float *)out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+#endif
+    for (; i < n; i++) {
+        /* A float32 with the same digits is 2^112 too small; the product is exact, denormals included. */
+        u32 bits = (u32)(x[i] & 0x7FFF) << 13, special = (x[i] & 0x7C00) == 0x7C00 ? 0x7F800000u : 0;
+        f32 scaled = *(const f32 *)&bits * 0x1p112f;
+        ((u32 *)out)[i] = *(const u32 *)&scaled | special | (u32)(x[i] & 0x8000) << 16;
+    }
+}
+static const Machine JOIN2(machine_, VB) = {
+    {SET(32), SET(64)},
+    {NULL, NULL, FROM(half), FROM(bf16), FROM(i8), FROM(u8), FROM(i16), FROM(i32), FROM(i64), FROM(bool), FROM(u16),
+     FROM(u32), FROM(u64), NULL, NULL, NULL, FROM(e4m3), FROM(e5m2), FROM(e4m3z), FROM(e5m2z), FROM(e8m0)},
+    FROM(f32), FROM(signed), FROM(unsigned),
+};
+#undef WIDEN
+#undef FROM
+#undef VB
+
+#else
+/* Says how n elements differ; returns 0, and nonsense, if one may not be finite, which the squares tell; those of finite
+ * float64 may overflow too.  Missing elements of the last step are zeros on both sides, which add nothing but equals. */
+TARGET static int NAME(pair)(const void *reference, const void *target, const f64 *exact, size_t n, double low,
+                             Block *block) {
+    typedef double Wide __attribute__((vector_size(VB)));
+    typedef uint64_t Mask __attribute__((vector_size(VB)));
+    typedef double Load __attribute__((vector_size(VB), aligned(1), may_alias));
+    typedef TYPE(f) Part __attribute__((vector_size(VB / 8 * sizeof(TYPE(f))), aligned(1), may_alias));
+    enum { D = VB / 8, ND = LANES / D };
+    const TYPE(f) *x = reference, *y = target;
+    const Wide none = {0}, least = none + low, inf = none + INFINITY, good = none + 0.001, fair = none + 0.005;
+    const Mask one = (Mask){0} + 1, sign = one << 63, top = (Mask)inf;
+    Wide sum[SUMS][ND] = {{{0}}}, limit[LIMITS][ND] = {{{0}}};
+    Mask equal[ND] = {{0}}, poor[ND] = {{0}}, bad[ND] = {{0}};
+    TYPE(f) last[2][LANES] = {{0}};
+    f64 last_exact[LANES] = {0};
+    size_t steps = (n + LANES - 1) / LANES;
+    for (size_t left = n, k; left; left -= k, x += k, y += k, exact = exact ? exact + k : NULL) {
+        k = left < LANES ? left : LANES;
+        if (k < LANES) {
+            memcpy(last[0], x, k * sizeof *x), memcpy(last[1], y, k * sizeof *y);
+            if (exact) memcpy(last_exact, exact, k * 8), exact = last_exact;
+            x = last[0], y = last[1];
+        }
+        for (int j = 0; j < ND; j++) {
+            Wide r = __builtin_convertvector(*(const Part *)(x + j * D), Wide);
+            Wide t = __builtin_convertvector(*(const Part *)(y + j * D), Wide);
+            Wide size = (Wide)((Mask)r & ~sign), d = (Wide)((Mask)(t - r) & ~sign);
+            if (exact) d = *(const Load *)(exact + j * D);
+            /* 0/0 is NaN, which no comparison counts. */
+            Wide relative = d / size;
+            /* Twice the inverse of the power of two at the reference. */
+            Wide inverse = (Wide)(top - ((Mask)LARGER(size, least) & top)), ulps = d * inverse;
+            sum[DOT][j] += r * t, sum[REFERENCE][j] += r * r, sum[TARGET_SIDE][j] += t * t;
+            sum[DIFFERENCE][j] += d * d, sum[ABSOLUTE][j] += d, sum[ULP][j] += ulps;
+            sum[RELATIVE][j] += BELOW(relative, inf);
+            limit[MAX_ABSOLUTE][j] = LARGER(d, limit[MAX_ABSOLUTE][j]);
+            limit[MAX_RELATIVE][j] = LARGER(relative, limit[MAX_RELATIVE][j]);
+            limit[MAX_ULP][j] = LARGER(ulps, limit[MAX_ULP][j]);
+            COUNT(equal[j], none, d);
+            COUNT(poor[j], relative, good);
+            COUNT(bad[j], relative, fair);
+        }
+    }
+    *block = (Block){.equal = n - steps * LANES};
+    memcpy(block->sum, sum, sizeof sum);
+    double square = 0;
+    for (int k = 0; k < LANES; k++) {
+        square += block->sum[REFERENCE][k] + block->sum[TARGET_SIDE][k];
+        block->equal += equal[k / D][k % D], block->thousandth += poor[k / D][k % D];
+        block->five_thousandths += bad[k / D][k % D];
+        for (int i = 0; i < LIMITS; i++)
+            block->limit[i] = limit[i][k / D][k % D] > block->limit[i] ? limit[i][k / D][k % D] : block->limit[i];
+    }
+    return square < INFINITY;
+}
+
+/* The same where both sides are one: all that is left is the sum of squares. */
+TARGET static int NAME(square)(const void *p, size_t n, Block *block) {
+    typedef double Wide __attribute__((vector_size(VB)));
+    typedef TYPE(f) Part __attribute__((vector_size(VB / 8 * sizeof(TYPE(f))), aligned(1), may_alias));
+    enum { D = VB / 8, ND = LANES / D };
+    const TYPE(f) *x = p;
+    Wide sum[ND] = {{0}};
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < ND; j++) {
+            Wide r = __builtin_convertvector(*(const Part *)(x + i + j * D), Wide);
+            sum[j] += r * r;
+        }
+    *block = (Block){.equal = n};
+    memcpy(block->sum[DOT], sum, sizeof sum);
+    for (int k = 0; i < n; i++, k++) block->sum[DOT][k] += (double)x[i] * (double)x[i];
+    double square = 0;
+    for (int k = 0; k < LANES; k++) square += block->sum[DOT][k];
+    memcpy(block->sum[REFERENCE], block->sum[DOT], sizeof *block->sum);
+    memcpy(block->sum[TARGET_SIDE], block->sum[DOT], sizeof *block->sum);
+    return square < INFINITY;
+}
+
+/* Counts what is not finite and writes copies with zeros on both sides there. */
+TARGET static void NAME(clean)(const void *p, const void *q, size_t n, void *out, void *out_target,
+                               uint64_t *special) {
+    const TYPE(u) *x = p, *y = q, inf = W == 64 ? (TYPE(u))0x7FF0000000000000u : 0x7F800000u;
+    const TYPE(u) size = ((TYPE(u))1 << (W - 1)) - 1;
+    TYPE(u) nan[3] = {0}, infinite[4] = {0}, either = 0; /* nan and infinite in the order of the enum */
+    for (size_t i = 0; i < n; i++) {
+        TYPE(u) a = x[i] & size, b = y[i] & size, both = a < inf && b < inf ? ~(TYPE(u))0 : 0;
+        nan[0] += a > inf && b <= inf, nan[1] += b > inf && a <= inf, nan[2] += a > inf && b > inf;
+        infinite[0] += a == inf && b != inf, infinite[1] += b == inf && a != inf;
+        infinite[2] += a == inf && x[i] == y[i], infinite[3] += a == inf && b == inf && x[i] != y[i];
+        either += !both;
+        ((TYPE(u) *)out)[i] = x[i] & both, ((TYPE(u) *)out_target)[i] = y[i] & both;
+    }
+    for (int k = 0; k < 3; k++) special[NAN_REFERENCE + k] += nan[k];
+    for (int k = 0; k < 4; k++) special[INF_REFERENCE + k] += infinite[k];
+    special[EITHER] += either;
+}
+#undef W
+#endif

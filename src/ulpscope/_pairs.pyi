@@ -1,0 +1,8 @@
+from mmap import mmap
+
+Buffer = bytes | bytearray | memoryview | mmap
+
+ISA: str
+
+def contrast(reference: Buffer, reference_code: int, target: Buffer, target_code: int, state: bytearray, /) -> None: ...
+def skip_json(buffer: Buffer, start: int, /) -> int: ...
