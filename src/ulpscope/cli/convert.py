@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from ulpscope.errors import CaptureError, DumpError
-from ulpscope.store.formats.msprobe_reader import MsprobeDump
 from ulpscope.store.formats.msprobe_writer import LEVEL_NAMES, write_msprobe
 from ulpscope.store.formats.native_copy import write_native
-from ulpscope.store.layout import dump_folder, find_places
+from ulpscope.store.layout import dump_folder, find_dumps, find_places
 from ulpscope.store.reader import Dump, open_dump
 
 
@@ -19,7 +18,10 @@ from ulpscope.store.reader import Dump, open_dump
 @click.argument("source", type=click.Path())
 @click.argument("dest", type=click.Path())
 @click.option(
-    "--to", "form", type=click.Choice(["msprobe", "native"]), help="The format to write.  [default: the other]"
+    "--to",
+    "form",
+    type=click.Choice(["msprobe", "native"]),
+    help="The format to write.  [default: native, or msprobe for native]",
 )
 @click.option(
     "--task", type=click.Choice(["statistics", "tensor"]), help="For msprobe.  [default: tensor if it has any]"
@@ -33,7 +35,7 @@ from ulpscope.store.reader import Dump, open_dump
 )
 @click.option("--overwrite", is_flag=True, help="Replace the dumps that lie in DEST.")
 def convert(source: str, dest: str, form: str | None, task: str | None, summary_mode: str, overwrite: bool) -> None:
-    """Write a run in another format: ours for msprobe, or one of msprobe for ulpscope.
+    """Write a run in another format: ours for msprobe, or one of msprobe or an older tool for ulpscope.
 
     \b
     ulpscope convert runs/a dump_path               then: msprobe compare -tp dump_path/... -gp ...
@@ -42,7 +44,7 @@ def convert(source: str, dest: str, form: str | None, task: str | None, summary_
     SOURCE is a run, or any folder or file in it; every dump in it is written to DEST/step0/rank0. A run whose process was
     killed is written up to its last finished call.
     """
-    places = find_places(Path(source))
+    places = find_dumps(Path(source))
     if not places:
         raise DumpError(f"{source} holds no dump; a dump is a folder step0/rank0")
     _clear(Path(dest), Path(source), overwrite)
@@ -50,7 +52,7 @@ def convert(source: str, dest: str, form: str | None, task: str | None, summary_
     for place in places:
         dump = open_dump(place.folder)
         folder = dump_folder(Path(dest), place.step, place.rank, place.copy)
-        if (form or ("native" if isinstance(dump, MsprobeDump) else "msprobe")) == "native":
+        if (form or ("msprobe" if type(dump) is Dump else "native")) == "native":
             write_native(dump, folder)
         else:
             level = LEVEL_NAMES.get(dump.manifest.level, dump.manifest.level)

@@ -1,6 +1,7 @@
 """Where things lie in a run folder: run/step0/rank0/<files>. Finding dumps from any level of it.
 
-Dumps of msprobe lie in the same tree, as `rank0`, `rank` (one process) or `proc1234` (by process number).
+Dumps of msprobe lie in the same tree, as `rank0`, `rank` (one process) or `proc1234` (by process number). Those of the older
+tools are files: `TAG_v3.0/step0/rank0/dump.pkl` of ptdbg_ascend, one file of any name of torch_npu.hooks.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ PAYLOAD_JOURNAL = "payload.ring"
 FORMAT_VERSION = 1
 MSPROBE = ("dump.json", "debug.json")
 MSPROBE_TENSORS = "dump_tensor_data"
+LINES = ".pkl"
 
 _STEP = re.compile(r"step(\d+)")
 _RANK = re.compile(r"rank(\d+)(?:\.(\d+))?")
 _MSPROBE_RANK = re.compile(r"rank(?:\d+(?:\.\d+)?)?|proc\d+")
+_STEP_OR_RANK = re.compile(r"(?:step|rank)\d+")
+_TAG = re.compile(r".+_v\d+(?:\.\d+)*")
+_LINES_BEGIN = b'["'
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,7 +54,10 @@ def dump_folder(run: Path, step: int, rank: int, copy: int = 0) -> Path:
 
 
 def find_places(path: Path) -> list[Place]:
-    """Every dump at or below a path: a run, a step, a rank folder, or a file in one. Sorted by step and rank."""
+    """Every dump at or below a path: a run, a step, a rank folder, or a file in one. Sorted by step and rank.
+
+    Only folders that a capture may replace: those of ulpscope and msprobe. For reading there is `find_dumps`.
+    """
     path = Path(path)
     if path.is_file():
         path = path.parent
@@ -64,6 +72,19 @@ def find_places(path: Path) -> list[Place]:
         found += [_place_of(rank) for rank in _children(step, _RANK) if (rank / MANIFEST).is_file()]
         found += _msprobe_places(step)
     return sorted(found)
+
+
+def find_dumps(path: Path) -> list[Place]:
+    """As `find_places`, and the files of the older tools where there is nothing else; they are the `folder` of their place."""
+    path = Path(path)
+    if is_lines(path):
+        return [_lines_place(path)]
+    return find_places(path) or sorted(_lines_places(path.parent if path.is_file() else path))
+
+
+def is_lines(path: Path) -> bool:
+    """Whether a path is a file that an older tool may have written."""
+    return path.suffix == LINES and path.is_file()
 
 
 def is_msprobe(folder: Path) -> bool:
@@ -82,6 +103,40 @@ def _msprobe_places(step: Path) -> list[Place]:
     procs.sort(key=lambda place: int(place.folder.name.removeprefix("proc")))
     places += [Place(place.step, 0, taken + number, place.folder) for number, place in enumerate(procs)]
     return places
+
+
+def _lines_places(folder: Path, depth: int = 0) -> list[Place]:
+    """The files of the older tools in a folder: beside it, in it, in its ranks and steps, or in the one run it holds."""
+    beside = folder.parent / f"{folder.name}{LINES}"
+    files = [beside] if _begins_as_lines(beside) else sorted(filter(_begins_as_lines, folder.iterdir()))
+    if files or depth > 3:
+        return [_lines_place(file, copy) for copy, file in enumerate(files)]
+    found = [place for each in _children(folder, _STEP_OR_RANK) for place in _lines_places(each, depth + 1)]
+    if found:
+        return found
+    runs = {each.name: places for each in _children(folder, _TAG) if (places := _lines_places(each, depth + 1))}
+    if len(runs) > 1:
+        raise DumpError(f"{folder} holds several runs, {', '.join(sorted(runs))}; give one of them")
+    return next(iter(runs.values()), [])
+
+
+def _begins_as_lines(path: Path) -> bool:
+    # A folder may hold pickles of anybody; they are no dumps, and not worth an error.
+    if not is_lines(path):
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_LINES_BEGIN)) == _LINES_BEGIN
+    except OSError as error:
+        raise DumpError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _lines_place(file: Path, copy: int = 0) -> Place:
+    # Step and rank are in the names above; the manual has the folder of the run between them, real runs have it on top.
+    folder, *above = file.resolve().parents[:3]
+    rank = _RANK.fullmatch(folder.name)
+    step = next((found for each in above if (found := _STEP.fullmatch(each.name))), None)
+    return Place(int(step[1]) if step else 0, int(rank[1]) if rank else 0, copy, file)
 
 
 def _children(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
