@@ -123,8 +123,7 @@ def test_002_050_a_scope_selects_a_closed_interval(tmp_path: Path) -> None:
     assert (names[0], names[-1]) == (scope[0], scope[1])
 
 
-def test_002_010_004_031_the_data_loader_counts_steps_and_ends_the_run(tmp_path: Path) -> None:
-    program = """
+LOADER = """
 from msprobe.pytorch import PrecisionDebugger
 debugger = PrecisionDebugger(config_path="config.json")
 loader = torch.utils.data.DataLoader(list(range(10)), batch_size=1)
@@ -132,9 +131,16 @@ for number, batch in enumerate(loader):
     print(number, flush=True)
     torch.sin(batch.float())
 """
-    done = run(tmp_path, program, enable_dataloader=True, step=[0, 2])
+
+
+def test_004_031_a_data_loader_ends_the_run_with_an_exception_that_says_why(tmp_path: Path) -> None:
+    done = run(tmp_path, LOADER, enable_dataloader=True, step=[0, 2])
     assert done.returncode == 1
     assert "Exception: msprobe: exit after iteration 2" in done.stderr
+
+
+def test_002_010_a_data_loader_counts_the_steps(tmp_path: Path) -> None:
+    done = run(tmp_path, LOADER, enable_dataloader=True, step=[0, 2])
     assert done.stdout.split() == ["0", "1", "2"]
     assert {path.name for path in (tmp_path / "dump").iterdir() if not path.name.startswith(".")} == {"step0", "step2"}
 
@@ -232,3 +238,115 @@ def test_004_021_kernels_below_one_api(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = list(dumped(tmp_path)["data"])
     assert any(name.startswith("Aten.addmm") for name in names)
+
+
+def test_002_005_after_the_last_asked_step_training_goes_on_and_it_is_said_once(tmp_path: Path) -> None:
+    done = run(tmp_path, "import logging; logging.basicConfig(level='INFO')" + LOOP + "print('done')", step=["0-1"])
+    assert done.stdout == "done\n", done.stderr
+    assert done.stderr.count("msprobe ends successfully.") == 1
+    assert {path.name for path in (tmp_path / "dump").iterdir() if not path.name.startswith(".")} == {"step0", "step1"}
+
+
+def test_gradients_of_a_call_are_in_the_order_of_its_node_as_in_msprobe(tmp_path: Path) -> None:
+    program = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+weight = torch.ones(4, 3, requires_grad=True); bias = torch.zeros(4, requires_grad=True)
+debugger.start()
+(F.linear(torch.ones(2, 3), weight, bias) * 2).sum().backward()
+F.linear(torch.ones(2, 5, 3), weight).sum().backward()
+debugger.stop(); debugger.step()
+"""
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    data = dumped(tmp_path)["data"]
+    # addmm(bias, input, weight.t()), and behind it the gradient of the argument itself.
+    bias, none, transposed, (_, weight) = data["Functional.linear.0.backward"]["output"]
+    assert (bias["shape"], none, transposed["shape"]) == ([4], None, [3, 4])
+    assert (weight["shape"], weight["Max"], weight["slot"]) == ([4, 3], 4.0, ["argument", 1])
+    assert [leaf and leaf["shape"] for leaf in data["Tensor.__mul__.0.backward"]["output"]] == [[2, 4], None]
+    # The node of a linear with a 3-D input is a view; its own weight has its gradient all the same.
+    view, (_, weight) = data["Functional.linear.1.backward"]["output"]
+    assert (view["shape"], weight["shape"], weight["Max"]) == ([10, 4], [4, 3], 10.0)
+
+
+def test_names_and_numbers_of_calls_are_those_of_msprobe(tmp_path: Path) -> None:
+    program = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+x = torch.full((2, 2), 4.0)
+debugger.start()
+x * 3; 2 / x; 9 // x; torch.linalg.norm(x); torch.norm(x); torch.linalg.eigvals(x)
+debugger.stop(); debugger.step()
+"""
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    data = dumped(tmp_path)["data"]
+    assert [name.removesuffix(".forward") for name in data] == [
+        "Tensor.__mul__.0",
+        "Tensor.reciprocal.0",
+        "Tensor.__mul__.1",
+        "Torch.floor_divide.0",
+        "Torch.norm.0",
+        "Torch.norm.1",
+        "Torch.linalg_eigvals.0",
+    ]
+    assert data["Tensor.__mul__.1.forward"]["output"][0]["Max"] == 0.5
+    frames = [
+        frames for names, frames in dumped(tmp_path, "stack.json").values() if "Tensor.__mul__.1.forward" in names
+    ]
+    assert not any("ulpscope" in frame for frame in frames[0])
+
+
+def test_004_010_an_operator_of_ones_own_is_recorded_without_a_list_of_names(tmp_path: Path) -> None:
+    program = """
+from msprobe.pytorch import PrecisionDebugger
+library = torch.library.Library("mylib", "DEF")
+library.define("fused_softmax(Tensor x, float scale) -> Tensor")
+library.impl("fused_softmax", lambda x, scale: torch.softmax(x * scale, -1), "CPU")
+debugger = PrecisionDebugger(config_path="config.json")
+debugger.start()
+torch.ops.mylib.fused_softmax(torch.zeros(4), 2.0)
+debugger.stop(); debugger.step()
+"""
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    entry = dumped(tmp_path)["data"]["mylib.fused_softmax.0.forward"]
+    assert (entry["input_args"][1]["value"], entry["output"][0]["Max"]) == (2.0, 0.25)
+
+
+def test_004_027_without_an_npu_kernels_are_dumped_all_the_same(tmp_path: Path) -> None:
+    config = {
+        "task": "tensor",
+        "level": "L2",
+        "step": [0],
+        "acl_config": "acl_config.json",
+        "tensor": {"scope": ["Functional.linear.0.backward"], "backward_input": ["gradient.pt"]},
+    }
+    done = run(tmp_path, LOOP, **config)
+    assert done.returncode == 0, done.stderr
+    assert "NameError" not in done.stderr
+    assert any(name.startswith("Aten.mm") for name in dumped(tmp_path)["data"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_004_030_the_file_has_the_dtype_that_the_json_says(tmp_path: Path, dtype: str) -> None:
+    program = f"""
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+debugger.start()
+torch.sin(torch.ones(3, dtype=torch.{dtype}))
+debugger.stop(); debugger.step()
+"""
+    done = run(tmp_path, program, task="tensor")
+    assert done.returncode == 0, done.stderr
+    leaf = dumped(tmp_path)["data"]["Torch.sin.0.forward"]["output"][0]
+    folder = tmp_path / "dump" / "step0" / "rank0" / "dump_tensor_data"
+    assert leaf["dtype"] == f"torch.{dtype}" == str(torch.load(folder / leaf["data_name"], weights_only=True).dtype)
+
+
+def test_004_023_024_the_manual_says_what_the_vendors_errors_mean() -> None:
+    text = (ROOT / "docs" / "msprobe.md").read_text(encoding="utf-8")
+    assert "EI0006" in text
+    assert "107002" in text
+    assert "torch.npu.set_device" in text

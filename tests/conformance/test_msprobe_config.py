@@ -232,3 +232,47 @@ def test_null_stands_for_the_default() -> None:
 def test_scope_and_list_exclude_each_other_in_free_benchmark() -> None:
     both = {"scope": ["Torch.matmul.0"], "list": ["relu"]}
     assert any("exclude each other" in problem for problem in problems(task="free_benchmark", free_benchmark=both))
+
+
+STATIC_GRAPH = {
+    "statistics": {"list": [], "data_mode": ["all"], "summary_mode": "statistics"},
+    "tensor": {"list": [], "data_mode": ["all"], "backward_input": ""},
+    "overflow_check": {"check_mode": "all"},
+}
+DYNAMIC_GRAPH = {
+    "free_benchmark": {
+        "list": ["mindspore.ops.add"],
+        "fuzz_device": "npu",
+        "pert_mode": "improve_precision",
+        "handler_type": "check",
+        "fuzz_level": "L1",
+        "fuzz_stage": "forward",
+    },
+    "statistics": {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"},
+    "tensor": {"scope": [], "list": [], "data_mode": ["all"]},
+    "overflow_check": {"overflow_nums": 1},
+}
+
+
+@pytest.mark.parametrize("task", STATIC_GRAPH)
+def test_002_101_examples_for_a_static_graph_ask_for_an_api_where_there_is_no_graph(task: str) -> None:
+    found = problems(task=task, level="L2", **{task: STATIC_GRAPH[task]})
+    assert any("level L2 needs exactly one API name" in problem for problem in found)
+    assert not any("unknown key" in problem for problem in found)
+
+
+@pytest.mark.parametrize("task", DYNAMIC_GRAPH)
+def test_002_102_examples_for_a_dynamic_graph_are_accepted(task: str) -> None:
+    assert read_config({**BASE, "task": task, task: DYNAMIC_GRAPH[task]}).task == task
+
+
+def test_002_102_the_comma_too_many_of_the_tensor_example_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**BASE, "task": "tensor", "tensor": DYNAMIC_GRAPH["tensor"]}).replace("]}}", "],}}"))
+    with pytest.raises(ConfigError, match="line 1 column"):
+        load_config(path)
+
+
+def test_002_054_names_of_kernels_and_expressions_are_read_as_written() -> None:
+    names = ["Default/Conv2D-op1", "name-regex(Default/.+)"]
+    assert read_config({**BASE, "statistics": {"list": names}}).options["list"] == tuple(names)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from interop.exceptions import Exempt, exemptions
+from interop.exceptions import Exempt, InOurs, exemptions
 from interop.rows import Key, Row
 
 # The peer computes Mean and Norm in the tensor's own dtype and rounds once; we sum in float64.
@@ -24,7 +24,7 @@ Rows = dict[Key, Row]
 Differs = Callable[[Row, Row], str | None]
 
 
-def missing(ours: Rows, peer: Rows, differs: Differs) -> tuple[list[str], Counter[str]]:
+def missing(ours: Rows, peer: Rows, differs: Differs, level: str) -> tuple[list[str], Counter[str]]:
     """What the peer has and we have not, or otherwise; and how often each exemption was needed, by its pattern."""
     problems: list[str] = []
     used: Counter[str] = Counter()
@@ -36,8 +36,9 @@ def missing(ours: Rows, peer: Rows, differs: Differs) -> tuple[list[str], Counte
         problem = "is not in ours" if found is None else _as(row, found) or differs(row, found)
         if problem is None:
             continue
-        fitting = (each for each in exemptions(call, slot) if _excused(each, slot, row, by_call[call], differs))
-        exempt = next(fitting, None)
+        exempt = next(
+            (each for each in exemptions(call, slot, level) if _excused(each, slot, row, by_call[call])), None
+        )
         if exempt is not None:
             used[exempt.pattern] += 1
         else:
@@ -45,26 +46,12 @@ def missing(ours: Rows, peer: Rows, differs: Differs) -> tuple[list[str], Counte
     return problems, used
 
 
-def _excused(exempt: Exempt, slot: str, row: Row, ours: Iterable[tuple[str, Row]], differs: Differs) -> bool:
-    if not exempt.any_slot:
-        return True
+def _excused(exempt: Exempt, slot: str, row: Row, ours: Iterable[tuple[str, Row]]) -> bool:
+    """Whether ours has what the exemption demands in place of the tensor."""
+    if exempt.in_ours is InOurs.SLOT:
+        return any(other == slot and _as(row, candidate) is None for other, candidate in ours)
     role = slot.partition(".")[0]
-    return any(
-        other.partition(".")[0] == role
-        and candidate.dtype == row.dtype
-        and sorted(candidate.shape) == sorted(row.shape)
-        and _same(row, candidate, differs)
-        for other, candidate in ours
-    )
-
-
-def _same(row: Row, candidate: Row, differs: Differs) -> bool:
-    """Whether the numbers agree; a matrix may be the other one transposed, and then only statistics can tell."""
-    if differs is shape_differs or differs(row, candidate) is None:
-        return True
-    if differs is roughly_differ or len(row.shape) != 2:
-        return False
-    return statistics_differ(row, candidate) is None
+    return any(other.partition(".")[0] == role for other, _ in ours)
 
 
 def _as(peer: Row, ours: Row) -> str | None:
@@ -89,8 +76,6 @@ def statistics_differ(peer: Row, ours: Row) -> str | None:
 
 
 def _near(key: str, peer: float, ours: float, row: Row, our_row: Row) -> bool:
-    if key == "Norm" and not row.shape:
-        peer = abs(peer)  # the peer's Norm of a 0-d tensor is the element, sign and all
     if math.isinf(peer) and math.isfinite(ours):
         # The sum, or the sum of squares, overflowed in the tensor's own dtype.
         total = abs(ours) * math.prod(row.shape) if key == "Mean" else ours**2

@@ -8,14 +8,12 @@ and only the gradients are told.
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import jobs
 
 _NATIVE_LEVELS = {"L0": "module", "L1": "op", "mix": "mix"}
 
@@ -94,26 +92,6 @@ def run_plainly(job: dict[str, Any]) -> None:
     Path(job["out"] + ".gradients.json").write_text(json.dumps(gradients(model)))
 
 
-def main(jobs: list[dict[str, Any]], work: Callable[[dict[str, Any]], None]) -> int:
-    """How many jobs failed; each failure is told in `out`.error."""
-    failed = 0
-    for job in jobs:
-        Path(job["out"]).parent.mkdir(parents=True, exist_ok=True)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                work(job)
-                atexit._run_exitfuncs()  # what is written at exit, which os._exit would leave out
-                code = 0
-            except BaseException:
-                Path(job["out"] + ".error").write_text(traceback.format_exc())
-            finally:
-                os._exit(code)
-        failed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-    return failed
-
-
 if __name__ == "__main__":
     wanted = json.loads(Path(sys.argv[-1]).read_text())
     import torch
@@ -127,4 +105,4 @@ if __name__ == "__main__":
     import ulpscope  # noqa: F401
 
     work = {"--native": dump_natively, "--plain": run_plainly}.get(sys.argv[1], dump)
-    sys.exit(1 if main(wanted, work) else 0)
+    sys.exit(1 if jobs.run(wanted, work) else 0)

@@ -8,14 +8,13 @@ that patches torch for good; torch, transformers and msprobe are imported once.
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import json
-import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
+
+import jobs
 
 
 def configuration(job: dict[str, Any], version: tuple[int, ...]) -> dict[str, Any]:
@@ -62,26 +61,6 @@ def dump(job: dict[str, Any], version: tuple[int, ...]) -> None:
     Path(job["out"] + ".gradients.json").write_text(json.dumps(gradients(model)))
 
 
-def main(jobs: list[dict[str, Any]], version: tuple[int, ...]) -> int:
-    """How many jobs failed; each failure is told in `out`.error."""
-    failed = 0
-    for job in jobs:
-        Path(job["out"]).parent.mkdir(parents=True, exist_ok=True)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                dump(job, version)
-                atexit._run_exitfuncs()  # what is written at exit, which os._exit would leave out
-                code = 0
-            except BaseException:
-                Path(job["out"] + ".error").write_text(traceback.format_exc())
-            finally:
-                os._exit(code)
-        failed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-    return failed
-
-
 if __name__ == "__main__":
     from importlib import metadata
 
@@ -96,4 +75,4 @@ if __name__ == "__main__":
     import msprobe.pytorch  # noqa: F401
 
     found = tuple(int(part) for part in metadata.version("mindstudio-probe").split(".")[:3])
-    sys.exit(1 if main(wanted, found) else 0)
+    sys.exit(1 if jobs.run(wanted, lambda job: dump(job, found)) else 0)

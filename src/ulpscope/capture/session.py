@@ -66,6 +66,8 @@ class Capture:
         self._steps: StepWatch | None = None
         # Told about each dump: its folder, and whether it is finished (a stop may be followed by a start).
         self.on_dump: Callable[[Path, bool], None] | None = None
+        # Names of calls and order of gradients as msprobe has them, for dumps that its own tools are to compare.
+        self.as_msprobe = False
         self._environment: dict[str, Any] | None = None
         self._was_on = False
         self._claimed = False
@@ -205,6 +207,7 @@ class Capture:
                 models=self._models,
                 below=self._is_below if self.config.below else None,
                 vendor=self._vendor_dump(),
+                as_msprobe=self.as_msprobe,
             )
         if not self._writer.is_open:
             if eager:

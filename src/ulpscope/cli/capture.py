@@ -32,6 +32,12 @@ _BOOTSTRAP = Path(__file__).parent / "bootstrap"
 @click.option("--skip", multiple=True, help="Do not record calls with this name, or part of it. May be repeated.")
 @click.option("--scope", nargs=2, help="Record from the first named call to the second.", metavar="FIRST LAST")
 @click.option("--below", help="At level kernel: only kernels inside this call.")
+@click.option(
+    "--acl-config", type=click.Path(exists=True, dir_okay=False), help="With --below, on an NPU: its own dump."
+)
+@click.option(
+    "--backward-input", multiple=True, help="With --acl-config: a .pt with a gradient of an output. In order."
+)
 @click.option("--phase", "phases", multiple=True, type=click.Choice(["forward", "backward"]))
 @click.option("--role", "roles", multiple=True, type=click.Choice(["input", "output"]))
 @click.option("--tensors/--stats", default=None, help="Store the exact bits too, or statistics alone (the default).")

@@ -70,6 +70,11 @@ class DebuggerConfig:
         return options
 
     @property
+    def last_step(self) -> int | None:
+        """The last step that is asked for; None when all are."""
+        return max((item if isinstance(item, int) else item[1] for item in self.step), default=None)
+
+    @property
     def summary_mode(self) -> str:
         return str(self.options.get("summary_mode", "statistics"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ulpscope.frameworks.torch.loader_watch import LoaderWatch
 from ulpscope.store import layout
 from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.reader import Dump
+
+_log = logging.getLogger(__name__)
 
 
 def seed_all(seed: int = 1234, mode: bool = False) -> None:
@@ -48,8 +51,10 @@ class PrecisionDebugger:
         seed_all(config.seed, config.is_deterministic)
         self._capture = Capture(model=model, **config.capture_options())
         self._capture.on_dump = self._write
+        self._capture.as_msprobe = True
         self._written: dict[Path, int] = {}
         self._loader: LoaderWatch | None = None
+        self._last = config.last_step
         PrecisionDebugger._current = self
         if config.enable_dataloader:
             self._loader = LoaderWatch(self._next_batch)
@@ -59,6 +64,9 @@ class PrecisionDebugger:
     def start(cls, model: Any = None) -> None:
         """Begins, or goes on with, dumping."""
         debugger = cls._get()
+        if debugger._last is not None and debugger._capture.current_step > debugger._last:
+            _log.info("msprobe ends successfully.")  # the words of 8.x and 26.x, where training goes on too
+            debugger._last = None
         if debugger.config.level != "debug":
             debugger._capture.start(model)
 
@@ -94,9 +102,8 @@ class PrecisionDebugger:
         if number:
             self._capture.stop()
             self._capture.step()
-        steps = self.config.step
-        if steps and number > max(item if isinstance(item, int) else item[1] for item in steps):
-            last = number - 1
+        last = self.config.last_step
+        if last is not None and number > last:
             self._close()
             raise Exception(f"msprobe: exit after iteration {last}")
         self._capture.start()

@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from ulpscope.frameworks.base import Forward, Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch import tensors
 from ulpscope.frameworks.torch.tensors import Path
+from ulpscope.naming import MODULE
 from ulpscope.records import PathStep, Role
 
 _LEAF = (1 << 64) - 1
@@ -28,16 +29,22 @@ _SCALARS = frozenset({int, float, bool, str, type(None)})
 _ONE: dict[int, Path] = {0: (0,)}
 _PLACES: list[Path] = [(place,) for place in range(32)]
 Edges = dict[Any, list[Path]]
+Roots = dict[Any, dict[int, Path]]
+Leaving = dict[Any, list[tuple[int, Path]]]
+Parts = dict[Path, int]
 _no_functions = torch._C.DisableTorchFunction
 
 
 class _Gradients:
     """What has arrived of one backward of one call made of several nodes."""
 
-    __slots__ = ("__weakref__", "again", "expected", "forward", "left", "open", "parts", "sums", "thread", "waiting")
+    __slots__ = (
+        "__weakref__", "again", "expected", "forward", "gaps", "left", "open", "parts", "sums", "thread", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, forward: Forward, expected: int, parts: dict[Path, int]) -> None:
+    def __init__(self, forward: Forward, expected: int, parts: dict[Path, int], *, gaps: bool = False) -> None:
         self.forward = forward
+        self.gaps = gaps
         self.expected = self.left = expected
         self.parts = parts
         self.waiting = dict(parts)
@@ -54,14 +61,22 @@ class _Gradients:
 
 
 class _AfterNode:
-    """Hook of a call made of one node. A class with slots, not a closure: thousands of them wait for a backward pass, and
-    every object that waits makes the garbage collector walk further."""
+    """Hook of a call made of one node. With `gaps`, gradients that are not there are shown as None. A class with slots, not
+    a closure: thousands of them wait for a backward pass, and every object that waits makes the garbage collector walk
+    further."""
 
-    __slots__ = ("__weakref__", "again", "forward", "observer", "outputs", "slots")
+    __slots__ = ("__weakref__", "again", "forward", "gaps", "observer", "outputs", "slots")
 
     def __init__(
-        self, observer: Observer, forward: Forward, outputs: dict[int, Path], slots: tuple[Path | None, ...]
+        self,
+        observer: Observer,
+        forward: Forward,
+        outputs: dict[int, Path],
+        slots: tuple[Path | None, ...],
+        *,
+        gaps: bool = False,
     ) -> None:
+        self.gaps = gaps
         self.observer = observer
         self.forward = forward
         self.outputs = outputs
@@ -81,10 +96,10 @@ class _AfterNode:
                 opened = observer.open_backward(state, self.forward, self.again)
                 self.again += 1
                 for number, path in self.outputs.items():
-                    if number < len(grads_out) and grads_out[number] is not None:
+                    if number < len(grads_out) and (grads_out[number] is not None or self.gaps):
                         observer.show(opened, Role.INPUT, path, grads_out[number])
                 for slot, grad in zip(self.slots, grads_in, strict=False):
-                    if slot is not None and grad is not None:
+                    if slot is not None and (grad is not None or self.gaps):
                         observer.show(opened, Role.OUTPUT, slot, grad)
                 observer.close_call(opened)
         except Exception as error:  # the hook border
@@ -94,10 +109,14 @@ class _AfterNode:
 
 
 class BackwardTap:
-    """Arms finished forward calls."""
+    """Arms finished forward calls.
 
-    def __init__(self, observer: Observer) -> None:
+    With `node_order`, the gradients of a call that is no module are those around the node of its first result, in the
+    order of the node, as msprobe has them."""
+
+    def __init__(self, observer: Observer, *, node_order: bool = False) -> None:
         self.observer = observer
+        self._node_order = node_order
         self._unfinished: dict[int, _Gradients] = {}
         self._armed = 0
         self._anchors: list[tuple[Any, list[weakref.ref[Any]]]] = []
@@ -135,6 +154,9 @@ class BackwardTap:
     ) -> None:
         """Hooks the nodes that a finished call created, if it created any. With `watch`, kernels that run inside them
         are told which call they belong to."""
+        if self._node_order and call.kind != MODULE:
+            self._arm_in_node_order(call, sequence, edges, args, kwargs, result, watch)
+            return
         if type(result) is Tensor:
             node = result.grad_fn
             if node is None:
@@ -145,15 +167,7 @@ class BackwardTap:
                     one: dict[int, Path] = _ONE if not result.output_nr else {result.output_nr: (0,)}
                     self._arm_single(call, node, children, one, edges or self.edges(args, kwargs), watch)
                     return
-        roots: dict[Any, dict[int, Path]] = {}
-        passed: dict[Any, dict[int, Path]] = {}
-        for path, leaf in tensors.leaves(result):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
-                node = leaf.grad_fn
-                if node is None:
-                    continue
-                own = node._sequence_nr() >= sequence
-                (roots if own else passed).setdefault(node, {})[leaf.output_nr] = path or (0,)
+        roots, passed = _nodes(result, sequence)
         if not roots:
             for node, outputs in passed.items():
                 self._arm_passed(call, node, outputs)
@@ -226,11 +240,12 @@ class BackwardTap:
     # --- several nodes ------------------------------------------------------------------------------------------
 
     def _arm_several(
-        self, call: OpenCall, sequence: int, roots: dict[Any, dict[int, Path]], edges: Edges, watch: bool
+        self, call: OpenCall, sequence: int, roots: Roots, edges: Edges, watch: bool, first: Any = None
     ) -> None:
-        """Roots give the gradients of the outputs, the edges that leave the call those of the inputs."""
-        leaving: dict[Any, list[tuple[int, Path]]] = {}
-        parts: dict[Path, int] = {}
+        """Roots give the gradients of the outputs, the edges that leave the call those of the inputs. With `first`, the
+        gradients around that node come before."""
+        leaving: Leaving = {}
+        parts: Parts = {}
         if edges or watch:
             seen = set(roots)
             todo = list(roots)
@@ -248,7 +263,9 @@ class BackwardTap:
                     elif child not in seen and sequence <= child._sequence_nr() < _LEAF:
                         seen.add(child)
                         todo.append(child)
-        gradients = _Gradients(_forward(call), len(roots) + len(leaving), parts)
+        if first is not None:
+            roots, leaving, parts = _in_node_order(first, roots, leaving, parts)
+        gradients = _Gradients(_forward(call), len(roots) + len(leaving), parts, gaps=first is not None)
         for node, outputs in roots.items():
             node.register_prehook(self._on_root(gradients, outputs))
             self._anchor(node, gradients)
@@ -259,7 +276,7 @@ class BackwardTap:
         def before(grads: tuple[Any, ...]) -> None:
             def show(opened: OpenCall) -> None:
                 for number, path in outputs.items():
-                    if number < len(grads) and grads[number] is not None:
+                    if number < len(grads) and (grads[number] is not None or gradients.gaps):
                         self.observer.show(opened, Role.INPUT, path, grads[number])
 
             self._arrived(gradients, show)
@@ -290,7 +307,7 @@ class BackwardTap:
                 return
         else:
             grad = gradients.sums.pop(path, None)
-        if grad is not None:
+        if grad is not None or gradients.gaps:
             self.observer.show(opened, Role.OUTPUT, path, grad)
 
     def _arrived(self, gradients: _Gradients, show: Callable[[OpenCall], None]) -> None:
@@ -342,6 +359,32 @@ class BackwardTap:
 
         node.register_prehook(before)
 
+    def _arm_in_node_order(
+        self,
+        call: OpenCall,
+        sequence: int,
+        edges: Edges | None,
+        args: Iterable[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        watch: bool,
+    ) -> None:
+        roots, passed = _nodes(result, sequence)
+        first = next(iter(roots or passed), None)
+        if first is None:
+            return
+        children = first.next_functions
+        if len(roots) > 1 or (roots and not _all_older(children, sequence)):
+            edges = self.edges(args, kwargs) if edges is None else edges
+            self._arm_several(call, sequence, roots, edges, watch, first)
+            return
+        places = tuple((place,) for place in range(len(children)))
+        hook = _AfterNode(self.observer, _forward(call), _numbered(first), places, gaps=True)
+        first.register_hook(hook)
+        self._anchor(first, hook)
+        if watch and roots:
+            self._watch(call, first)
+
     def _watch(self, call: OpenCall, node: Any) -> None:
         """While this node runs, the kernels below it belong to the backward of `call`."""
         observer = self.observer
@@ -356,6 +399,45 @@ class BackwardTap:
 
         node.register_prehook(before)
         node.register_hook(after)
+
+
+def _nodes(result: Any, sequence: int) -> tuple[Roots, Roots]:
+    """The nodes that made a result, each with the path of its outputs: those created since `sequence`, and older ones."""
+    own: Roots = {}
+    older: Roots = {}
+    for path, leaf in tensors.leaves(result):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            node = leaf.grad_fn
+            if node is not None:
+                found = own if node._sequence_nr() >= sequence else older
+                found.setdefault(node, {})[leaf.output_nr] = path or (0,)
+    return own, older
+
+
+def _numbered(node: Any) -> dict[int, Path]:
+    return {number: (number,) for number in range(len(node._input_metadata))}
+
+
+def _in_node_order(first: Any, roots: Roots, leaving: Leaving, parts: Parts) -> tuple[Roots, Leaving, Parts]:
+    """The same with the places of the first node, and behind them what it does not show: the other results, and the
+    arguments that other nodes have to do with."""
+    inner = {path for node, places in leaving.items() if node is not first for _, path in places}
+    behind = {
+        node: [(place, ("argument", *path)) for place, path in places if path in inner]
+        for node, places in leaving.items()
+    }
+    here: list[tuple[int, Path]] = [(place, (place,)) for place in range(len(first.next_functions))]
+    return (
+        {
+            node: _numbered(node) if node is first else {n: ("result", *path) for n, path in outputs.items()}
+            for node, outputs in roots.items()
+        },
+        {first: here + behind.pop(first, []), **{node: places for node, places in behind.items() if places}},
+        {
+            **{path: 1 for _, path in here},
+            **{("argument", *path): count for path, count in parts.items() if path in inner},
+        },
+    )
 
 
 def _forward(call: OpenCall) -> Forward:

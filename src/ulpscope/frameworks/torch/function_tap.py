@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
-from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, Api, ApiNames
+from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
 from ulpscope.frameworks.torch.npu import KernelsBelow
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
@@ -56,6 +56,9 @@ class CallMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if treatment == SHARING:
             return tap.run_sharing(func, args, kwargs)
+        if treatment == WRITTEN_OUT:
+            with self:
+                return func.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
         if not tap.records or tap.quiet:
             return tap.run_unrecorded(api, func, args, kwargs)
         return tap.run_recorded(state, api, func, args, kwargs)
@@ -73,6 +76,7 @@ class FunctionTap:
         records: bool,
         kernels: bool,
         vendor: KernelsBelow | None = None,
+        as_msprobe: bool = False,
     ) -> None:
         self.observer = observer
         self.measurer = measurer
@@ -81,7 +85,7 @@ class FunctionTap:
         self.quiet = False
         self._kernels = kernels
         self._vendor = vendor
-        self.names = ApiNames()
+        self.names = ApiNames(as_msprobe=as_msprobe)
 
     def run_sharing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)

@@ -14,7 +14,7 @@ import torch.nn.init
 
 from ulpscope.frameworks.torch.spelling import Spelling
 
-NORMAL, IGNORED, SHARING, UNINITIALISED = range(4)
+NORMAL, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT = range(5)
 
 # Never recorded, with the reason. Everything else that torch can call is seen.
 NEVER: dict[str, frozenset[str]] = {
@@ -213,6 +213,27 @@ _SIGNED = frozenset(
 )
 
 
+# Operators whose body in torch is Python. msprobe never sees these, but what they call: a product and a quotient of
+# numbers and tensors count together there.
+_BODIES = {name: getattr(torch.Tensor, name) for name in ("__rdiv__", "__rfloordiv__")}
+_LINALG = "linalg_"
+# Functions of torch.linalg that msprobe does not have: they keep their long names, and change the number of no other call.
+_LONG_LINALG = frozenset(
+    _LINALG + name
+    for name in [
+        "cholesky",
+        "eig",
+        "eigh",
+        "eigvals",
+        "eigvalsh",
+        "ldl_solve",
+        "lu_solve",
+        "solve_triangular",
+        "tensorinv",
+    ]
+)
+
+
 _TORCH_KINDS = frozenset({"Functional", "Init", "Torch", "Tensor", "VF", "Aten", *_SILENT_SPACES})
 
 
@@ -242,10 +263,14 @@ class Api:
 
 
 class ApiNames:
-    """Finds the Api of a function object. One per capture; torch's own tables are never changed."""
+    """Finds the Api of a function object. One per capture; torch's own tables are never changed.
 
-    def __init__(self) -> None:
-        self.written = Spelling()
+    With `as_msprobe`, calls have the names, and so the numbers, that msprobe gives them where it differs: `torch.linalg.norm`
+    is `Torch.norm` like `torch.norm`, and `2 / x` is what torch's Python makes of it, `reciprocal` and `__mul__`."""
+
+    def __init__(self, *, as_msprobe: bool = False) -> None:
+        self._as_msprobe = as_msprobe
+        self.written = Spelling(frozenset(body.__wrapped__.__code__ for body in _BODIES.values()) if as_msprobe else ())
         self._apis: dict[Any, Api] = {}
         for kind, space in (("Functional", torch.nn.functional), ("Init", torch.nn.init)):
             for name, function in vars(space).items():
@@ -313,6 +338,10 @@ class ApiNames:
 
     def _made(self, kind: str, name: str) -> Api:
         plain = name.partition(".")[0]
+        if self._as_msprobe and kind == "Tensor" and name in _BODIES:
+            return Api(kind, name, WRITTEN_OUT)
+        if self._as_msprobe and kind == "Torch" and name not in _LONG_LINALG:
+            name = name.removeprefix(_LINALG)
         if kind in _SILENT_SPACES:
             return Api(kind, name, IGNORED)
         if any(plain in names for names in NEVER.values()):

@@ -71,9 +71,10 @@ class TorchProbe:
         models: Sequence[Module],
         below: Callable[[OpenCall], bool] | None = None,
         vendor: KernelsBelow | None = None,
+        as_msprobe: bool = False,
     ) -> None:
         kernels = level is Level.KERNEL and vendor is None
-        self.backward = BackwardTap(observer)
+        self.backward = BackwardTap(observer, node_order=as_msprobe)
         self.modules = ModuleTap(
             observer,
             self.backward,
@@ -82,7 +83,13 @@ class TorchProbe:
             new_thread=lambda state: self._threads.enter(state),
         )
         self._functions = FunctionTap(
-            observer, measurer, self.backward, records=level is not Level.MODULE, kernels=kernels, vendor=vendor
+            observer,
+            measurer,
+            self.backward,
+            records=level is not Level.MODULE,
+            kernels=kernels,
+            vendor=vendor,
+            as_msprobe=as_msprobe,
         )
         dispatch = DispatchTap(observer, measurer, below)
         self._threads = ThreadTap(

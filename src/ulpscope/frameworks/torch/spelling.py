@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import types
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -33,16 +34,17 @@ Operand = tuple[str, ...]
 
 
 class Spelling:
-    """Reads code objects and remembers what it found."""
+    """Reads code objects and remembers what it found. `bodies`: code of torch's own that counts as the caller's."""
 
-    def __init__(self) -> None:
+    def __init__(self, bodies: Collection[types.CodeType] = ()) -> None:
+        self._bodies = bodies
         self._codes: dict[int, types.CodeType] = {}
         self._signs: dict[tuple[int, int], tuple[str, Operand | None, Operand | None]] = {}
         self._calls: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
 
     def sign(self, frame: types.FrameType | None, args: tuple[Any, ...], *, in_place: bool) -> str | None:
         """`__add__`, `__radd__` or `__iadd__` when an operator sign called a Tensor method; None for a plain call."""
-        while frame is not None and frame.f_code.co_filename in _TORCH_FILES:
+        while frame is not None and frame.f_code.co_filename in _TORCH_FILES and frame.f_code not in self._bodies:
             frame = frame.f_back
         if frame is None:
             return None

@@ -44,6 +44,8 @@ STATISTICS = ("Max", "Min", "Mean", "Norm")
 # The sections of a call, the role of their values, and whether positions or keys are expected there.
 # msprobe wraps a dictionary that a module returns into a list; ours says so, to read it back as it was.
 DICT_OUTPUT = "dict_output"
+# What a call that returns nothing wrote; ours calls it the output.
+WRITTEN = "written"
 # A device without a number is cpu:None there.
 DEVICE, NO_INDEX = "torch.device", ":None"
 _SECTIONS = {
@@ -51,9 +53,12 @@ _SECTIONS = {
     "input_kwargs": Role.INPUT,
     "input": Role.INPUT,
     "output": Role.OUTPUT,
+    WRITTEN: Role.OUTPUT,
     "parameters": Role.PARAMETERS,
 }
-_LEAF_KEYS = frozenset({"type", "dtype", "shape", "value", "requires_grad", "md5", "data_name", "error", *STATISTICS})
+_LEAF_KEYS = frozenset(
+    {"type", "dtype", "shape", "value", "requires_grad", "md5", "data_name", "error", "slot", *STATISTICS}
+)
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FRAME = re.compile(r"File (.*), line (\d+), in (.*?), ?\n ?(.*)", re.DOTALL)
 _CRC = re.compile(r"[0-9a-fA-F]{8}")
@@ -265,7 +270,7 @@ class MsprobeDump(Dump):
         backward = call.phase is Phase.BACKWARD
         for section, role in _SECTIONS.items():
             node = entry.get(section)
-            if node is None:
+            if node is None or (section == "output" and WRITTEN in entry):
                 continue
             if section == "output" and entry.get(DICT_OUTPUT) is True and isinstance(node, list) and len(node) == 1:
                 node = node[0]
@@ -290,13 +295,15 @@ class MsprobeDump(Dump):
             yield Value(Slot(role, path), type(node).__name__, scalar=_plain(node))
 
     def _leaf(self, file: str, place: str, role: Role, path: tuple[PathStep, ...], leaf: dict[str, Any]) -> Value:
-        argument = leaf.get("argument")
-        if isinstance(argument, str):
-            path = (argument, *path[1:])
+        own = leaf.get("slot")
+        if own is not None:
+            if not isinstance(own, list) or not all(type(step) in (int, str) for step in own):
+                self._refuse(file, f"{place}.slot", f"is {_shown(own)}, not a list of keys and positions")
+            path = tuple(own) or path
         slot, error = Slot(role, path), leaf.get("error")
         if error is not None and not isinstance(error, str):
             self._refuse(file, f"{place}.error", "is not a text")
-        extra = {key: _plain(item) for key, item in leaf.items() if key not in _LEAF_KEYS and key != "argument"}
+        extra = {key: _plain(item) for key, item in leaf.items() if key not in _LEAF_KEYS}
         if "shape" not in leaf:
             scalar = _plain(leaf["value"]) if "value" in leaf else extra or None
             if leaf.get("type") == DEVICE and isinstance(scalar, str):
@@ -341,6 +348,8 @@ class MsprobeDump(Dump):
                 self._refuse(file, f"{place}.{key}", f"is {_shown(found)}, not a number")
             if isinstance(number, int) and (floating or not -(1 << 63) <= number < 1 << 64):
                 number = float(number) if abs(number) < 1 << 1023 else math.inf
+            if key == "Norm" and not shape and number is not None:
+                number = abs(float(number))  # msprobe writes the element itself
             numbers.append(int(number) if isinstance(number, bool) else number)
         unknown = all(number is None for number in numbers)
         if numel == 0 and "error" not in leaf:

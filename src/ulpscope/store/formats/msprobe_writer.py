@@ -1,8 +1,8 @@
 """Writing a dump in the files of msprobe 26.2, so that its own tools read it.
 
 Everything is written into a folder beside the asked one, which then takes its name: no half-written file is ever seen.
-Where the format lacks a place for something, a key that msprobe ignores holds it: `argument` of a gradient that belongs to
-a keyword, `error`, `is_recompute`.
+Where the format lacks a place for something, a key that msprobe ignores holds it: `slot` of a gradient that stands in another
+place than ours, `written` of a call that returns nothing, `error`, `is_recompute`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from ulpscope.errors import DumpError
 from ulpscope.naming import MODULE, OPTIMIZER, SAVED, call_text
 from ulpscope.records import CallId, CallRecord, PathStep, Phase, Role, Value
 from ulpscope.store import layout
-from ulpscope.store.formats.msprobe_reader import DEVICE, DICT_OUTPUT, LEVELS, NO_INDEX, STATISTICS
+from ulpscope.store.formats.msprobe_reader import DEVICE, DICT_OUTPUT, LEVELS, NO_INDEX, STATISTICS, WRITTEN
 from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.reader import Dump
 
 LEVEL_NAMES = {ours: theirs for theirs, ours in LEVELS.items()}
 _TASKS = ("statistics", "tensor")
 _SUMMARY_MODES = ("statistics", "md5")
-_RESERVED = frozenset({"type", "dtype", "shape", "value", "requires_grad", "md5", "data_name", "error", "argument"})
+_RESERVED = frozenset({"type", "dtype", "shape", "value", "requires_grad", "md5", "data_name", "error", "slot"})
+_RETURNS_NOTHING = frozenset({"__setitem__"})
 _MAX_NAME = 255
 # A position this far behind its neighbours is a key, not a place in a list that would have to be filled.
 _MAX_GAP = 4096
@@ -156,25 +157,41 @@ class _Files:
             entry["parameters"] = _grown(trees["parameters"], empty={})
         if wrapped:
             entry[DICT_OUTPUT] = True
+        if call.id.name in _RETURNS_NOTHING and entry["output"]:
+            entry[WRITTEN], entry["output"] = entry["output"], [None]
         return entry
 
     def _backward(self, call: CallRecord) -> dict[str, Any]:
         entry: dict[str, Any] = {}
         for role in (Role.INPUT, Role.OUTPUT):
             values = [value for value in call.values if value.slot.role is role]
-            # Keyword arguments have no position: their gradients follow behind, each with its name.
-            end = 1 + max((step for value in values if isinstance(step := _path(value)[0], int)), default=-1)
-            keywords: dict[PathStep, int] = {}
-            tree: Tree = {}
+            numbers = self._numbers(call, role)
+            tree: Tree = {place: _Leaf(None) for place in numbers.values()}
+            # What has no position follows behind, such as the gradients of keyword arguments.
+            positions = [step for value in values if isinstance(step := _path(value)[0], int)]
+            end = 1 + max([*numbers.values(), *positions], default=-1)
+            behind: dict[PathStep, int] = {}
             for value in values:
-                first, *rest = _path(value)
-                place = first if isinstance(first, int) else end + keywords.setdefault(first, len(keywords))
-                leaf = self._leaf(call, value, (role.value, place, *rest))
-                if isinstance(first, str) and leaf is not None:
-                    leaf["argument"] = first
-                _plant(tree, (place, *rest), leaf)
+                path = place = _path(value)
+                if path in numbers:
+                    place = (numbers[path],)
+                elif isinstance(path[0], str):
+                    place = (end + behind.setdefault(path[0], len(behind)), *path[1:])
+                leaf = self._leaf(call, value, (role.value, *place))
+                if place != path and leaf is not None:
+                    leaf["slot"] = list(path)
+                _plant(tree, place, leaf)
             entry[role.value] = _grown(tree, empty=[])
         return entry
+
+    def _numbers(self, call: CallRecord, role: Role) -> dict[tuple[PathStep, ...], int]:
+        """msprobe counts the tensors of a module that need a gradient, however nested: positional arguments, or results."""
+        forward = None if call.origin is None or call.id.kind != MODULE else self._dump.by_seq(call.origin)
+        if forward is None:
+            return {}
+        side = Role.OUTPUT if role is Role.INPUT else Role.INPUT
+        paths = [_path(value) for value in forward.values if value.slot.role is side and value.requires_grad]
+        return {path: n for n, path in enumerate(p for p in paths if side is Role.OUTPUT or isinstance(p[0], int))}
 
     def _saved(self, call: CallRecord) -> Any:
         if len(call.values) == 1 and _path(call.values[0]) == (0,):
@@ -198,7 +215,8 @@ class _Files:
         stats, is_bool = value.stats, value.dtype == "torch.bool"
         known: list[float | int | None] = [None] * 4
         if stats is not None:
-            known = [stats.max, stats.min, stats.mean, stats.norm]
+            # The Norm of a tensor without dimensions is its element there, sign and all.
+            known = [stats.max, stats.min, stats.mean, stats.norm if value.shape else stats.max]
         if is_bool:
             known = [*(None if number is None else bool(number) for number in known[:2]), None, None]
         leaf = {"type": value.type, "dtype": value.dtype, "shape": list(value.shape or ())}
