@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from ulpscope.cli.convert import convert
 from ulpscope.cli.show import show
+from ulpscope.compare.comparison import Evidence, Level
+from ulpscope.compare.engine import compare_runs
 from ulpscope.dtypes import DTYPES
 from ulpscope.errors import DumpError
 from ulpscope.naming import call_text, slot_text
@@ -531,3 +533,12 @@ def test_files_of_one_folder_are_converted_side_by_side(tmp_path: Path) -> None:
     result = CliRunner().invoke(convert, [str(tmp_path / "run"), str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert sorted(os.listdir(tmp_path / "out" / "step0")) == ["rank3", "rank3.1"]
+
+
+def test_two_runs_are_compared_by_their_elements(tmp_path: Path) -> None:
+    reference, target = run_of_two_ranks(tmp_path / "a"), run_of_two_ranks(tmp_path / "b")
+    changed = target / "ptdbg_dump_v3.0" / "rank1" / "dump" / "Torch_f_0_forward_output.npy"
+    np.save(changed, ARRAY * 2 + 1)
+    rows = list(compare_runs(reference, target))
+    assert {row.evidence for row in rows if row.target and row.target.is_tensor} == {Evidence.ELEMENTS}
+    assert [slot_text(row.slot) for row in rows if row.verdict.level is Level.FAIL] == ["output.0"]

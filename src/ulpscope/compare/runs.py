@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ulpscope.errors import DumpError
-from ulpscope.store.layout import Place, find_places
+from ulpscope.store.layout import Place, find_dumps
 
 Result = TypeVar("Result")
 
@@ -58,7 +58,7 @@ def pair_runs(reference: str | Path, target: str | Path, *, step: int | None = N
 
 
 def _places(run: str | Path, step: int | None, rank: int | None) -> list[Place]:
-    found = find_places(Path(run))
+    found = find_dumps(Path(run))
     chosen = [place for place in found if step in (None, place.step) and rank in (None, place.rank)]
     if not chosen:
         has = f"it has {_listed(found)}" if found else "a dump is a folder step0/rank0, or a dump.json of msprobe"
