@@ -16,6 +16,7 @@ from ulpscope.errors import UlpscopeError
 # verb -> what --help says about it; the file of the same name has a command of the same name.
 VERBS = {
     "capture": "Record a program: runs any command with capture on.",
+    "compare": "Two runs: where they stop agreeing, and by how much.",
     "show": "What was recorded: a run, its calls, or one call with its values and stack.",
     "convert": "A run in the files of msprobe, or the other way round.",
 }

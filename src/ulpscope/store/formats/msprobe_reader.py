@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ulpscope.dtypes import DTYPES, DType
 from ulpscope.errors import DumpError
-from ulpscope.naming import OPTIMIZER, SAVED, parse_call
+from ulpscope.naming import MODULE, OPTIMIZER, SAVED, parse_call
 from ulpscope.records import (
     CallId,
     CallRecord,
@@ -36,6 +36,7 @@ from ulpscope.records import (
     told_stats,
 )
 from ulpscope.store import layout
+from ulpscope.store.formats.json_entries import JsonEntries
 from ulpscope.store.formats.pt import read_pt
 from ulpscope.store.reader import Dump
 
@@ -73,20 +74,22 @@ class MsprobeDump(Dump):
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.recovered = 0
-        self._entries: list[tuple[str, str, Any]] = []  # file, name, what the file says of the call
-        headers = [self._add_file(name) for name in layout.MSPROBE if (self.folder / name).is_file()]
-        if not headers:
+        self._files = [
+            JsonEntries(self.folder / name, "data") for name in layout.MSPROBE if (self.folder / name).is_file()
+        ]
+        if not self._files:
             raise DumpError(f"{folder} is not a dump of msprobe: it has no {layout.MSPROBE[0]}")
-        self._ids = [self._parsed_id(file, name) for file, name, _ in self._entries]
+        self._names = [name for file in self._files for name in file.names]
+        self._ids = [self._parsed_id(file.path.name, name) for file in self._files for name in file.names]
         self._parents = self._texts("construct.json")
         self._stacks, self._stack_of = self._read_stacks()
         self._tensors, self._tensor_bytes = self._list_tensors()
         self._payload_names: list[str] = []
         self._payload_numbers: dict[tuple[int, str], int] = {}
-        self.manifest = self._manifest(headers[0])
+        self.manifest = self._manifest(self._files[0].header)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._names)
 
     @property
     def ending(self) -> str:
@@ -100,6 +103,10 @@ class MsprobeDump(Dump):
     def ids(self) -> list[CallId]:
         return list(self._ids)
 
+    def modules(self) -> list[str]:
+        above = (self._id_named(self._parents.get(name)) for name in self._names)
+        return [_module_of(call) for call in above]
+
     def nth(self, place: int) -> CallRecord:
         return self._record(range(len(self))[place])
 
@@ -109,8 +116,7 @@ class MsprobeDump(Dump):
 
     def parent(self, call: CallRecord) -> CallId | None:
         """Who called it, as construct.json says; None for the root, and below the optimizer, which has no name there."""
-        name = self._parents.get(self._entries[call.seq][1])
-        return self._id_named(name)
+        return self._id_named(self._parents.get(self._names[call.seq]))
 
     def stack(self, call: CallRecord) -> list[Frame]:
         return [] if call.stack is None else [_frame(text) for text in self._stacks[call.stack]]
@@ -121,13 +127,13 @@ class MsprobeDump(Dump):
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    def _add_file(self, name: str) -> dict[str, Any]:
-        content = self._json(name)
-        data = content.get("data", {})
-        if not isinstance(data, dict):
-            self._refuse(name, "data", "is not an object")
-        self._entries += [(name, key, entry) for key, entry in data.items()]
-        return {key: item for key, item in content.items() if key != "data"}
+    def _entry(self, number: int) -> tuple[str, Any]:
+        """The file of a call, and what it says of the call."""
+        for file in self._files:
+            if number < len(file):
+                return file.path.name, file[number]
+            number -= len(file)
+        raise IndexError(number)
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
@@ -230,8 +236,8 @@ class MsprobeDump(Dump):
     # --- records ------------------------------------------------------------------------------------------------
 
     def _record(self, number: int) -> CallRecord:
-        file, name, entry = self._entries[number]
-        call = self._ids[number]
+        file, entry = self._entry(number)
+        name, call = self._names[number], self._ids[number]
         facts = entry if isinstance(entry, dict) and call.kind != SAVED else {}
         origin = None
         if call.phase is Phase.BACKWARD:
@@ -246,7 +252,7 @@ class MsprobeDump(Dump):
             seq=number,
             parent=None if above is None else self._by_id.get(above),
             origin=origin,
-            module=above.name.rpartition(".")[0] if above is not None and above.kind == "Module" else "",
+            module=_module_of(above),
             values=tuple(self._values_of(file, name, call, entry)),
             stack=self._stack_of.get(name),
             thread=0,
@@ -376,7 +382,7 @@ class MsprobeDump(Dump):
         element = DTYPES.get(str(leaf.get("dtype")).removeprefix("torch."))
         return Payload(number, math.prod(leaf["shape"]) * element.itemsize if element is not None else 0)
 
-    def _raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
+    def raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
         if value.payload is None:
             raise DumpError("this value was recorded without its elements; msprobe stores them with task tensor")
         name = self._payload_names[value.payload.offset]
@@ -403,6 +409,11 @@ def call_named(name: str) -> CallId | None:
     if len(parts) >= 4 and parts[-1].isdecimal() and len(parts[-1]) < 10 and parts[-2] in _PHASES:
         return CallId(parts[0], ".".join(parts[1:-2]), int(parts[-1]), _PHASES[parts[-2]])  # cells of MindSpore
     return None
+
+
+def _module_of(call: CallId | None) -> str:
+    """The path of a module from the name of its call, which ends with its class."""
+    return call.name.rpartition(".")[0] if call is not None and call.kind == MODULE else ""
 
 
 def _shown(item: Any) -> str:

@@ -1,0 +1,108 @@
+"""What the comparison of two runs came to: the answer that the panel, the JSON and the exit code all tell."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ulpscope.analyze.divergence import Divergence, Finding, Status
+from ulpscope.compare.comparison import Evidence, Level
+from ulpscope.records import Frame
+
+
+class Answer(enum.Enum):
+    """The answer, with its exit code."""
+
+    AGREES = ("agrees", 0)
+    DIFFERS = ("differs", 1)
+    INCOMPLETE = ("incomplete", 3)
+    NOTHING = ("nothing to compare", 4)
+
+    @property
+    def text(self) -> str:
+        return self.value[0]
+
+    @property
+    def exit_code(self) -> int:
+        return self.value[1]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOutcome:
+    """One step of one rank: what was found, the stacks of the findings, and how the two dumps end."""
+
+    divergence: Divergence
+    stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
+    endings: tuple[str, ...] = ()
+    surroundings: tuple[tuple[str, Any, Any], ...] = ()
+    artefacts: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All units of two runs."""
+
+    reference: str
+    target: str
+    units: tuple[UnitOutcome, ...]
+    only_reference: tuple[str, ...] = ()
+    only_target: tuple[str, ...] = ()
+    spread: tuple[str, ...] = ()
+    first: Finding | None = None
+
+    @property
+    def statuses(self) -> Counter[Status]:
+        return sum((unit.divergence.statuses for unit in self.units), Counter())
+
+    @property
+    def evidence(self) -> Counter[Evidence]:
+        return sum((unit.divergence.evidence for unit in self.units), Counter())
+
+    @property
+    def levels(self) -> Counter[Level]:
+        return sum((unit.divergence.levels for unit in self.units), Counter())
+
+    @property
+    def calls(self) -> int:
+        return sum(unit.divergence.calls for unit in self.units)
+
+    @property
+    def values(self) -> int:
+        return sum(unit.divergence.values for unit in self.units)
+
+    @property
+    def alone(self) -> tuple[int, int]:
+        """Calls that the reference alone has, and that the target alone has."""
+        found = [unit.divergence for unit in self.units]
+        return sum(each.only_reference for each in found), sum(each.only_target for each in found)
+
+    @property
+    def suspects(self) -> list[Finding]:
+        """At most ten: the first, then the heaviest."""
+        others = [each for unit in self.units for each in unit.divergence.findings if each is not self.first]
+        others.sort(key=lambda each: (each.status is not Status.SOURCE, -each.weight, each.step, each.rank))
+        return ([self.first] if self.first is not None else []) + others[: 9 if self.first is not None else 10]
+
+    @property
+    def differences(self) -> list[tuple[str, Any, Any]]:
+        """What the two runs' options and environments have different, each once."""
+        return list(dict.fromkeys(each for unit in self.units for each in unit.surroundings))
+
+    @property
+    def answer(self) -> Answer:
+        if not self.calls or sum(self.alone) == self.calls:
+            return Answer.NOTHING
+        if self.only_reference or self.only_target or not all(unit.divergence.agrees for unit in self.units):
+            return Answer.DIFFERS
+        cut = any(unit.endings for unit in self.units)
+        return Answer.INCOMPLETE if cut or self.levels[Level.UNKNOWN] else Answer.AGREES
+
+    def stack(self, finding: Finding) -> tuple[Frame, ...]:
+        """The Python stack of a finding's call, innermost first; empty where none was recorded."""
+        for unit in self.units:
+            if (unit.divergence.step, unit.divergence.rank) == (finding.step, finding.rank):
+                return unit.stacks.get(finding.comparison.match.call.seq, ())
+        return ()

@@ -1,0 +1,267 @@
+"""An outcome as a page of text: what was compared, the first divergence with its evidence, counts, suspects, what to do next.
+
+Lines are pieces of text with a style each; the command line colours them on a terminal and joins them elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ulpscope.analyze.divergence import Finding, Status
+from ulpscope.compare.comparison import Code, Comparison, Level
+from ulpscope.compare.verdict import ROUNDINGS
+from ulpscope.naming import call_text, slot_text
+from ulpscope.records import Frame, Phase, Role
+from ulpscope.report.outcome import Answer, Outcome
+from ulpscope.report.text import short_value
+
+_MARKS = {Level.PASS: "✓", Level.WARN: "!", Level.FAIL: "✗", Level.UNMATCHED: "?", Level.UNKNOWN: "?"}
+_STYLES = {
+    Level.PASS: "green",
+    Level.WARN: "yellow",
+    Level.FAIL: "red",
+    Level.UNMATCHED: "yellow",
+    Level.UNKNOWN: "yellow",
+}
+_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A text and how it is shown: "" plain, else words for the terminal, such as "bold red"."""
+
+    text: str
+    style: str = ""
+
+
+Line = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The lines before the box, its title and content, and those behind it. No title: no box."""
+
+    head: list[Line]
+    title: str
+    style: str
+    box: list[Line]
+    tail: list[Line]
+
+    def lines(self) -> Iterator[str]:
+        """As plain text."""
+        for part in (self.head, [(Piece(self.title),)] if self.title else [], self.box, self.tail):
+            yield from ("".join(piece.text for piece in line).rstrip() for line in part)
+
+
+def page_of(outcome: Outcome, commands: Sequence[str]) -> Page:
+    """The page for a terminal, about thirty lines."""
+    first = outcome.first
+    head = list(_head(outcome))
+    if first is not None:
+        title, style, box = f"✗ {_headline(first)}", "red", list(_finding(outcome, first))
+    else:
+        title, style, box = _verdict_line(outcome), "green" if outcome.answer is Answer.AGREES else "yellow", []
+    return Page(head, title, style, box, list(_tail(outcome, commands)))
+
+
+def _head(outcome: Outcome) -> Iterator[Line]:
+    dim = "dim"
+    yield Piece("reference  ", dim), Piece(outcome.reference, "cyan")
+    yield Piece("target     ", dim), Piece(outcome.target, "cyan")
+    reference_alone, target_alone = outcome.alone
+    matched = outcome.calls - reference_alone - target_alone
+    alone = (
+        f", {reference_alone} only in the reference, {target_alone} only in the target"
+        if matched < outcome.calls
+        else ""
+    )
+    dumps = f" in {len(outcome.units)} dumps" if len(outcome.units) > 1 else ""
+    yield Piece("matched    ", dim), Piece(f"{_count(matched)} of {_count(outcome.calls)} calls{dumps}{alone}")
+    evidence = ", ".join(f"{_count(count)} by {kind.value}" for kind, count in outcome.evidence.most_common() if count)
+    yield Piece("compared   ", dim), Piece(f"{_count(outcome.values)} values: {evidence}")
+    if outcome.differences:
+        shown = "; ".join(f"{key} {left} → {right}" for key, left, right in outcome.differences[:4])
+        more = f"; {len(outcome.differences) - 4} more" if len(outcome.differences) > 4 else ""
+        yield Piece("surroundings ", dim), Piece(shown + more)
+    for unit in outcome.units:
+        for ending in unit.endings:
+            yield Piece("incomplete ", "yellow"), Piece(ending)
+    for word, places in (("reference", outcome.only_reference), ("target", outcome.only_target)):
+        if places:
+            yield Piece("alone      ", "yellow"), Piece(f"only the {word} has {', '.join(places[:4])}")
+    yield ()
+
+
+def _headline(first: Finding) -> str:
+    where = first.comparison.match.call.module
+    word = "Differs before any call" if first.status is Status.SOURCE else "First divergence"
+    return f"{word}: {where + ', ' if where else ''}{first.call.name.rpartition('.')[2]}, {_phase(first)}"
+
+
+def _phase(finding: Finding) -> str:
+    place = f"step {finding.step}, rank {finding.rank}"
+    return f"{finding.call.phase.value}, {place}"
+
+
+def _finding(outcome: Outcome, finding: Finding) -> Iterator[Line]:
+    match = finding.comparison.match
+    name = call_text(finding.call)
+    other = ""
+    if match.reference is not None and match.reference.id != finding.call:
+        other = f"   is {call_text(match.reference.id)} in the reference ({match.how.value})"
+    yield Piece(name, "bold"), Piece(f"   call {match.call.seq}{other}", "dim")
+    yield (Piece(_sentence(finding)),)
+    yield ()
+    yield (Piece(_columns("", "", "error", "expected ≤", "÷", "cosine", ""), "dim"),)
+    rows = _chosen(finding.comparison.values)
+    for each in rows:
+        yield _row(finding, each)
+    if len(rows) < len(finding.comparison.values):
+        yield (Piece(f"  {len(finding.comparison.values) - len(rows)} more values that agree", "dim"),)
+    yield from _source(outcome.stack(finding))
+    for text in outcome.spread:
+        yield Piece("spread  ", "bold"), Piece(text)
+
+
+def _sentence(finding: Finding) -> str:
+    if finding.status is Status.SOURCE:
+        return f"Before any arithmetic: {finding.text}."
+    if finding.output_error is None:
+        return "Its inputs are identical, its output is not."
+    if finding.output_error == math.inf:
+        return "Its inputs agree, its output is not even of the same size or finite at the same places."
+    return (
+        f"{finding.text[0].upper()}{finding.text[1:]}: {_times(finding.weight)} what rounding explains."
+        if finding.text
+        else ""
+    )
+
+
+def _chosen(values: Sequence[Comparison]) -> list[Comparison]:
+    """The values worth a line: all tensors and whatever differs, at most a dozen."""
+    loud = [each for each in values if each.verdict.level is not Level.PASS or each.error is not None]
+    loud.sort(key=lambda each: (each.verdict.level is Level.PASS, each.slot.role is Role.OUTPUT))
+    keep = set(map(id, loud[:_ROWS]))
+    return [each for each in values if id(each) in keep]
+
+
+def _row(finding: Finding, each: Comparison) -> Line:
+    out = each.slot.role is Role.OUTPUT or finding.call.phase is Phase.PARAMETERS_GRAD
+    value = each.target or each.reference
+    assert value is not None
+    shown = short_value(value) if value.is_tensor else repr(value.scalar)[:24]
+    limit = finding.limit if out else ROUNDINGS * each.rounding
+    ratio = "-" if each.error is None or not limit else _times(each.error / limit)
+    cosine = "-" if each.contrast is None else _number(each.contrast.alignment)
+    level = each.verdict.level
+    style = _STYLES[level] if level is not Level.PASS else ""
+    words = ", ".join(code.value for code in each.verdict.codes)
+    if not value.is_tensor and each.verdict.text:
+        words = f"{words}: {each.verdict.text}"
+    if out and level is Level.FAIL and finding.status is Status.INTRODUCED and Code.DIFFERENT in each.verdict.codes:
+        words = "introduced here"
+    left = _columns(
+        ("out  " if out else "in   ") + slot_text(each.slot),
+        shown,
+        "-" if each.error is None else _number(each.error),
+        _number(limit) if limit and each.error is not None else "-",
+        ratio,
+        cosine,
+        "",
+    )
+    return Piece(left, style), Piece(f"{_MARKS[level]} {words}", _STYLES[level])
+
+
+def _source(stack: Sequence[Frame]) -> Iterator[Line]:
+    own = [frame for frame in stack if not frame.library] or list(stack[:1])
+    if not own:
+        return
+    yield ()
+    yield Piece(f"{own[0].file}:{own[0].line}", "bold"), Piece(f" in {own[0].function}", "dim")
+    if own[0].text:
+        yield (Piece(f"    {own[0].text}"),)
+    if len(own) > 1:
+        above = " ← ".join(f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" for frame in own[1:4])
+        yield (Piece(f"    from {above}", "dim"),)
+
+
+def _verdict_line(outcome: Outcome) -> str:
+    match outcome.answer:
+        case Answer.AGREES:
+            return "✓ The runs agree: nothing differs by more than rounding explains."
+        case Answer.INCOMPLETE:
+            return "? Nothing that was compared differs, but not everything could be compared."
+        case Answer.NOTHING:
+            return "? Nothing to compare: no call of one run belongs to a call of the other."
+        case _:
+            return "✗ The runs differ, and no recorded call introduced it."
+
+
+def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
+    statuses = outcome.statuses
+    counts = [
+        f"{_count(statuses[status])} {text}"
+        for status, text in (
+            (Status.INTRODUCED, "introduce error"),
+            (Status.SOURCE, "got other values from outside"),
+            (Status.INHERITED, "inherit it"),
+            (Status.ROUNDING, "within rounding"),
+            (Status.IDENTICAL, "identical"),
+            (Status.UNMATCHED, "unmatched"),
+            (Status.UNKNOWN, "unknown"),
+        )
+        if statuses[status]
+    ]
+    yield ()
+    yield Piece("calls      ", "dim"), Piece(" · ".join(counts))
+    if len(outcome.suspects) > 1:
+        yield (Piece(_suspect("order", "call", "rank", "in → out", "÷ expected"), "dim"),)
+        for each in outcome.suspects:
+            into = "?" if each.input_error is None else _number(each.input_error)
+            out = "?" if each.output_error is None else _number(each.output_error)
+            style = "red" if each is outcome.first else ""
+            weight = "from outside" if each.status is Status.SOURCE else _times(each.weight)
+            order = str(each.comparison.match.call.seq)
+            yield (Piece(_suspect(order, call_text(each.call), str(each.rank), f"{into} → {out}", weight), style),)
+    for unit in outcome.units:
+        for name, why in unit.divergence.alone[:3]:
+            yield Piece("unmatched  ", "yellow"), Piece(f"{name}: {why}")
+        for name, why in unit.divergence.unknown[:3]:
+            yield Piece("unknown    ", "yellow"), Piece(f"{name}: {why}")
+    for path in sorted({path for unit in outcome.units for path in unit.artefacts}):
+        yield Piece("written    ", "dim"), Piece(str(path))
+    for number, command in enumerate(commands):
+        yield Piece("next       " if not number else "           ", "dim"), Piece(command)
+
+
+def _columns(slot: str, shown: str, error: str, expected: str, ratio: str, cosine: str, words: str) -> str:
+    return f"  {slot:<22} {shown:<24} {error:>9} {expected:>11} {ratio:>7} {cosine:>9}   {words}"
+
+
+def _suspect(order: str, call: str, rank: str, change: str, ratio: str) -> str:
+    return f"  {order:>8}  {call:<52} {rank:>4}  {change:>20}  {ratio:>12}"
+
+
+def _number(value: float) -> str:
+    """Two significant digits."""
+    return (
+        "0"
+        if value == 0
+        else "1"
+        if value == 1
+        else f"{value:.1e}"
+        if abs(value) < 0.01 or abs(value) >= 1000
+        else f"{value:.3g}"
+    )
+
+
+def _times(value: float) -> str:
+    if value == math.inf:
+        return "∞"
+    return f"{value:.2g}×" if value < 1000 else f"{value:.0e}×"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
