@@ -10,9 +10,10 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, parts_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
 from ulpscope.naming import call_text, slot_text
 from ulpscope.records import CallId, Phase, Role, Value
@@ -67,17 +68,6 @@ class Finding:
         return self.output_error / self.limit if self.limit else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Passing:
-    """A communication call: whether what this rank gave and got agrees with the reference."""
-
-    call: CallId
-    seq: int
-    group: str
-    gave: Status
-    got: Status
-
-
 @dataclass(slots=True)
 class Divergence:
     """What one dump's comparison came to."""
@@ -94,7 +84,7 @@ class Divergence:
     only_reference: int = 0
     only_target: int = 0
     unknown: list[tuple[str, str]] = field(default_factory=list)
-    passings: list[Passing] = field(default_factory=list)
+    passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None
 
     @property
@@ -171,18 +161,20 @@ class Search:
 
     def _status(self, comparison: CallComparison) -> Finding:
         match = comparison.match
+        if match.call.id.kind == KIND and match.target is not None:
+            return self._communication(comparison)
         if match.reference is None or match.target is None:
             return self._finding(Status.UNMATCHED, comparison, None, None, 0.0, match.why)
         ins, outs = list(_inputs(comparison)), list(_outputs(comparison))
         if match.call.id.phase is Phase.PARAMETERS_GRAD:
             return self._gradients(comparison, outs)
-        changed = [each for each in ins if Code.ARGUMENT in each.verdict.codes or Code.TYPE in each.verdict.codes]
+        changed = _changed(ins)
         saved_dirty, saved = self._saved(match.call.id)
         into, out = _most(ins), _most(outs)
         into = None if into is None or saved is None else max(into, saved)
         limit = _limit(match.call.id, ins, outs, into)
-        if changed:
-            text = f"{_slot(changed[0])} is {changed[0].verdict.text}"
+        if changed is not None:
+            text = f"{_slot(changed)} is {changed.verdict.text}"
             return self._finding(Status.SOURCE, comparison, into, out, limit, text)
         if any(each.verdict.level is Level.FAIL for each in outs) and match.call.id.name not in _MEMORY:
             return self._different(comparison, ins, into, out, limit, saved_dirty)
@@ -194,6 +186,41 @@ class Search:
             return self._finding(Status.UNKNOWN, comparison, into, out, limit, _why_unknown(outs))
         seen = all(Code.IDENTICAL in each.verdict.codes for each in outs)
         return self._finding(Status.IDENTICAL if seen else Status.ROUNDING, comparison, into, out, limit, "")
+
+    def _communication(self, comparison: CallComparison) -> Finding:
+        """What came from other ranks comes from outside as far as this one can tell; `ranks` knows better."""
+        match = comparison.match
+        parts = parts_of(comparison, self.found.rank)
+        given = [each for part in parts for each in part.given]
+        taken = [each for part in parts for each in part.taken]
+        into, out = _most(given), _most(taken)
+        limit = _limit(match.call.id, given, taken, into)
+        gave, got = _side(given), _side(taken)
+        rounded = gave is Side.AGREES and out is not None and out <= limit
+        if rounded and got is Side.DIFFERS:
+            got = Side.AGREES
+        for part in parts:
+            sides = _side(part.given), Side.AGREES if rounded else _side(part.taken)
+            if match.reference is None:
+                sides = Side.UNKNOWN, Side.UNKNOWN
+            self.found.passings.add(match.call.id, match.call.seq, way=part.way, gave=sides[0], got=sides[1])
+        changed = _changed([each for each in comparison.values if each.slot.role is not Role.OUTPUT])
+        source = self._source(match.call.id, given)
+        if match.reference is None:
+            status, text = Status.UNMATCHED, match.why
+        elif changed is not None:
+            status, text = Status.SOURCE, f"{_slot(changed)} is {changed.verdict.text}"
+        elif source is not None:
+            status, text = Status.SOURCE, f"{_slot(source)} differs, and no recorded call wrote it"
+        elif got is Side.DIFFERS:
+            status = Status.SOURCE if gave is Side.AGREES else Status.INHERITED
+            text = "what came from the other ranks differs, what this rank gave does not"
+        elif got is Side.UNKNOWN:
+            status, text = Status.UNKNOWN, _why_unknown(taken)
+        else:
+            seen = all(Code.IDENTICAL in each.verdict.codes for each in taken)
+            status, text = Status.IDENTICAL if seen else Status.ROUNDING, ""
+        return self._finding(status, comparison, into, out, limit, "" if status is Status.INHERITED else text)
 
     def _saved(self, call: CallId) -> tuple[bool, float | None]:
         """What a backward call also reads: the values of its forward call. Whether they differ, and by how much."""
@@ -238,7 +265,7 @@ class Search:
         text = "clean inputs, other output" if not dirty else "the output differs more than the inputs explain"
         return self._finding(status, comparison, into, out, limit, text if status is Status.INTRODUCED else "")
 
-    def _source(self, call: CallId, ins: list[Comparison]) -> Comparison | None:
+    def _source(self, call: CallId, ins: Sequence[Comparison]) -> Comparison | None:
         """An input that differs although no call of the target wrote it: a weight, a batch, a mask from outside.
 
         Gradients are summed by torch between the calls, so only a forward call can tell."""
@@ -282,19 +309,16 @@ class Search:
         heavier = found.worst is None or (finding.output_error or 0.0) > (found.worst.output_error or 0.0)
         if finding.output_error and heavier:
             found.worst = finding
-        if call.id.kind == "Distributed" and comparison.match.reference is not None:
-            ins, outs = _side(_inputs(comparison)), _side(_outputs(comparison))
-            found.passings.append(Passing(call.id, call.seq, _group(comparison), ins, outs))
 
 
-def _limit(call: CallId, ins: list[Comparison], outs: list[Comparison], into: float | None) -> float:
+def _limit(call: CallId, ins: Sequence[Comparison], outs: Sequence[Comparison], into: float | None) -> float:
     rounding = max([each.rounding for each in (*ins, *outs)], default=0.0)
     rounded = _OUTPUT_ROUNDINGS * rounding + _SUM_ROUNDINGS * min(rounding, _SUM_ROUND_OFF)
     kept = _cancelled(ins, outs)
     return (1.0 if call.name.strip("_") in _SCALES else kept) * rounded + kept * _GAIN * (into or 0.0)
 
 
-def _cancelled(ins: list[Comparison], outs: list[Comparison]) -> float:
+def _cancelled(ins: Sequence[Comparison], outs: Sequence[Comparison]) -> float:
     """How much smaller the output is than its inputs: a difference or sum of large numbers keeps their errors."""
     small = [size for each in outs if (size := _size(each.reference, 0))]
     if not small:
@@ -314,7 +338,7 @@ def _size(value: Value | None, numel: int) -> float | None:
     return norm / math.sqrt(min(count, numel) or count) if count else None
 
 
-def _most(values: list[Comparison]) -> float | None:
+def _most(values: Sequence[Comparison]) -> float | None:
     """The largest known error; None where one that differs has none."""
     if any(each.error is None and each.verdict.level is Level.FAIL and _is_tensor(each) for each in values):
         return None
@@ -342,22 +366,22 @@ def _is_tensor(each: Comparison) -> bool:
     return any(value is not None and value.is_tensor for value in (each.reference, each.target))
 
 
-def _side(values: Iterator[Comparison]) -> Status:
+def _side(values: Iterable[Comparison]) -> Side:
     levels = {each.verdict.level for each in values if _is_tensor(each)}
     if Level.FAIL in levels:
-        return Status.INHERITED
-    return Status.UNKNOWN if levels & {Level.UNKNOWN, Level.UNMATCHED} else Status.ROUNDING
+        return Side.DIFFERS
+    return Side.UNKNOWN if levels & {Level.UNKNOWN, Level.UNMATCHED} else Side.AGREES
 
 
-def _group(comparison: CallComparison) -> str:
-    for each in comparison.values:
-        value = each.target
-        if value is not None and value.type.endswith("ProcessGroup"):
-            return str(value.scalar if value.scalar is not None else value.extra)
-    return ""
+def _changed(ins: Iterable[Comparison]) -> Comparison | None:
+    """The first argument that is another one in the target."""
+    for each in ins:
+        if (Code.ARGUMENT in each.verdict.codes or Code.TYPE in each.verdict.codes) and not is_group(each):
+            return each
+    return None
 
 
-def _why_unknown(outs: list[Comparison]) -> str:
+def _why_unknown(outs: Sequence[Comparison]) -> str:
     return next((each.verdict.text for each in outs if each.verdict.level is Level.UNKNOWN), "")
 
 
