@@ -128,58 +128,49 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldStats(Stats):
-    """What another tool said of a tensor. A number it did not give is None, and so is not known; counts never are."""
+class ToldStats:
+    """What another tool said of a tensor. A number it did not give is None, and so is not known; counts never are.
 
-    told_max: float | int | None = None
-    told_min: float | int | None = None
-    told_mean: float | int | None = None
-    told_norm: float | int | None = None
+    What the finite elements alone have stands in for the numbers that are finite, nan for those that are not."""
+
+    numel: int
+    max: float | int | None
+    min: float | int | None
+    mean: float | int | None
+    norm: float | int | None
 
     @property
     def counted(self) -> bool:
         return False
 
     @property
-    def max(self) -> float | int | None:
-        return self.told_max
+    def finite_max(self) -> float | int:
+        return _finite(self.max)
 
     @property
-    def min(self) -> float | int | None:
-        return self.told_min
+    def finite_min(self) -> float | int:
+        return _finite(self.min)
 
     @property
-    def mean(self) -> float | int | None:
-        return self.told_mean
+    def finite_sum(self) -> float:
+        return _finite(self.mean) * self.numel
 
     @property
-    def norm(self) -> float | int | None:
-        return self.told_norm
+    def finite_norm(self) -> float:
+        return _finite(self.norm)
+
+    @property
+    def nan_count(self) -> int:
+        return 0
+
+    posinf_count = neginf_count = zero_count = nan_count
 
 
-def told_stats(
-    numel: int,
-    largest: float | int | None,
-    smallest: float | int | None,
-    mean: float | int | None,
-    norm: float | int | None,
-) -> ToldStats:
-    """Statistics from four numbers alone; the finite ones among them stand for the finite elements, nan for unknown."""
+Summary = Stats | ToldStats
 
-    def finite(number: float | int | None) -> float | int:
-        return number if number is not None and math.isfinite(number) else math.nan
 
-    return ToldStats(
-        numel,
-        finite(largest),
-        finite(smallest),
-        math.nan if mean is None or not math.isfinite(mean) else mean * numel,
-        finite(norm),
-        told_max=largest,
-        told_min=smallest,
-        told_mean=mean,
-        told_norm=norm,
-    )
+def _finite(number: float | int | None) -> float | int:
+    return number if number is not None and math.isfinite(number) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +192,7 @@ class Value:
     stride: tuple[int, ...] | None = None
     device: str | None = None
     requires_grad: bool | None = None
-    stats: Stats | None = None
+    stats: Summary | None = None
     checksum: int | None = None
     scalar: Any = None
     payload: Payload | None = None

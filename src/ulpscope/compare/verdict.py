@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ulpscope.compare.comparison import Code, Evidence, Level, Verdict
 from ulpscope.compare.metrics import Contrast, relative_l2
 from ulpscope.dtypes import round_off
-from ulpscope.records import Stats, Value
+from ulpscope.records import Summary, Value
 
 # Two correctly rounded results of the same exact number differ by two units at most; four leave room for a second rounding.
 ROUNDINGS = 4.0
@@ -37,7 +37,7 @@ def elements_error(contrast: Contrast) -> float:
     return max(error, contrast.max_abs / (_PEAK * size)) if size else math.inf
 
 
-def statistics_error(reference: Stats, target: Stats) -> float | None:
+def statistics_error(reference: Summary, target: Summary) -> float | None:
     """The error that statistics show; None where either side says too little."""
     if reference.counted and target.counted:
         counts = [(each.nan_count, each.posinf_count, each.neginf_count) for each in (reference, target)]
@@ -106,12 +106,12 @@ def _apart(reference: float | int | None, target: float | int | None, scale: flo
     return abs(target - reference) / scale if scale else math.inf
 
 
-def _largest(stats: Stats) -> float | None:
+def _largest(stats: Summary) -> float | None:
     ends = [abs(number) for number in (stats.max, stats.min) if number is not None and math.isfinite(number)]
     return max(ends) if ends else None
 
 
-def _root_mean_square(stats: Stats) -> float | None:
+def _root_mean_square(stats: Summary) -> float | None:
     if stats.norm is None or not stats.numel:
         return _largest(stats)
     return stats.norm / math.sqrt(stats.numel)

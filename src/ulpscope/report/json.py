@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ulpscope.naming import call_text, slot_text
-from ulpscope.records import CallRecord, Stats, Value
+from ulpscope.records import CallRecord, Summary, Value
 from ulpscope.store.reader import Dump
 
 
@@ -71,7 +71,7 @@ def value_json(value: Value) -> dict[str, Any]:
     return found | value.extra
 
 
-def stats_json(stats: Stats) -> dict[str, Any]:
+def stats_json(stats: Summary) -> dict[str, Any]:
     numbers = {name: getattr(stats, name) for name in ("max", "min", "mean", "norm")}
     counts = {
         "nan": stats.nan_count,

@@ -17,7 +17,7 @@ from ulpscope import native
 from ulpscope.dtypes import Array, DType, bits_from, dtype_named, values_from
 from ulpscope.errors import DumpError, did_you_mean
 from ulpscope.naming import call_text, parse_call
-from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Value, told_stats
+from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Summary, ToldStats, Value
 from ulpscope.store import layout
 from ulpscope.store.ring import left_in
 from ulpscope.store.tables import CALL, FRAME, FRAME_MAGIC, NONE32, NONE64, PHASES, RAISED, RECOMPUTED, TOLD, VALUE
@@ -113,6 +113,10 @@ class Dump:
             return None
         found = self._id(self._call_rows[above])
         return found if call.origin is None else CallId(found.kind, found.name, found.index, call.id.phase)
+
+    def name_of(self, call: CallRecord) -> str:
+        """The name of a call as its files spell it."""
+        return call_text(call.id)
 
     def stack(self, call: CallRecord) -> list[Frame]:
         """The Python stack of a call, innermost frame first."""
@@ -229,12 +233,12 @@ class Dump:
         except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             raise DumpError(f"{self.folder / layout.VALUES}: a value is damaged ({error})") from error
 
-    def _measured(self, number: int) -> tuple[Stats | None, int | None, Payload | None]:
+    def _measured(self, number: int) -> tuple[Summary | None, int | None, Payload | None]:
         if number >= len(self._measures):
             raise DumpError(f"{self.folder / layout.MEASURES}: measure {number} is missing; the file is cut")
         row = self._measure_rows[number]
         high, low, total, norm, numel, nan, posinf, neginf, zero, crc, kind, offset, nbytes = row[:13]
-        stats: Stats | None = None
+        stats: Summary | None = None
         if kind & TOLD:
             stats = _told(row)
         elif kind & _STATS:
@@ -371,11 +375,11 @@ def _extreme(bits: int, kind: int) -> float | int:
     return int.from_bytes(raw, "little", signed=True) if kind & _SIGNED else float(struct.unpack("<d", raw)[0])
 
 
-def _told(row: tuple[Any, ...]) -> Stats:
+def _told(row: tuple[Any, ...]) -> ToldStats:
     """Four numbers of another tool: the row holds them as they were, `sum` the mean, `reserved` which are known."""
     high, low, mean, norm, numel, kind, known = *row[:5], row[10], row[15]
     numbers = (_extreme(high, kind), _extreme(low, kind), mean, norm)
-    return told_stats(numel, *(item if known >> bit & 1 else None for bit, item in enumerate(numbers)))
+    return ToldStats(numel, *(item if known >> bit & 1 else None for bit, item in enumerate(numbers)))
 
 
 def _rows(data: bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:

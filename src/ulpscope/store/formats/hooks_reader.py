@@ -19,7 +19,7 @@ import numpy as np
 
 from ulpscope.dtypes import DTYPES, Array, DType, dtype_named
 from ulpscope.errors import DumpError
-from ulpscope.records import CallId, CallRecord, Frame, Payload, Phase, Role, Slot, Stats, Value, told_stats
+from ulpscope.records import CallId, CallRecord, Frame, Payload, Phase, Role, Slot, Stats, Summary, ToldStats, Value
 from ulpscope.store.formats.npy import as_bfloat16
 from ulpscope.store.formats.pkl_lines import PLACE, STACK, LinesDump, call_parts, phase_of, plain, slot_of
 
@@ -127,7 +127,7 @@ class HooksDump(LinesDump):
         shape, vector = self._shape(number, row[3]), self._vector(number, row)
         numel = math.prod(shape)
         last = len(vector) - self._statistics_in(len(vector), numel)
-        stats: Stats | None = None
+        stats: Summary | None = None
         payload = None
         if last == numel:
             stored = _stored(row[2])
@@ -136,7 +136,7 @@ class HooksDump(LinesDump):
             stats, payload = _measured(vector[:last]), Payload(number, numel * stored.itemsize)
         elif last < len(vector):
             largest, smallest, mean = vector[last:].tolist()
-            stats = told_stats(numel, largest, smallest, mean, None)
+            stats = ToldStats(numel, largest, smallest, mean, None)
         return Value(
             slot=slot,
             type="torch.Tensor",

@@ -25,7 +25,8 @@ from ulpscope.errors import DumpError
 from ulpscope.naming import MODULE, OPTIMIZER, SAVED, call_text
 from ulpscope.records import CallId, CallRecord, PathStep, Phase, Role, Value
 from ulpscope.store import layout
-from ulpscope.store.formats.msprobe_reader import DEVICE, DICT_OUTPUT, LEVELS, NO_INDEX, STATISTICS, WRITTEN
+from ulpscope.store.formats.msprobe_reader import LEVELS
+from ulpscope.store.formats.msprobe_values import DEVICE, DICT_OUTPUT, NO_INDEX, STATISTICS, WRITTEN
 from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.reader import Dump
 

@@ -12,7 +12,7 @@ import numpy as np
 from ulpscope import native
 from ulpscope.dtypes import dtype_named
 from ulpscope.errors import DumpError
-from ulpscope.records import CallRecord, Stats, Value
+from ulpscope.records import CallRecord, Summary, Value
 from ulpscope.store.reader import Dump
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, TOLD
 from ulpscope.store.writer import DumpWriter
@@ -152,7 +152,7 @@ class _Copy:
         return self._writer.add_measured(row.tobytes())
 
 
-def _fill(row: Any, stats: Stats) -> None:
+def _fill(row: Any, stats: Summary) -> None:
     row["numel"] = stats.numel
     if stats.counted:
         numbers: list[float | int | None] = [stats.finite_max, stats.finite_min, stats.finite_sum, stats.finite_norm]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ulpscope.dtypes import DTYPES, DType
 from ulpscope.errors import DumpError
-from ulpscope.records import CallId, CallRecord, Frame, Payload, Phase, Role, Slot, Stats, Value, told_stats
+from ulpscope.records import CallId, CallRecord, Frame, Payload, Phase, Role, Slot, Stats, Summary, ToldStats, Value
 from ulpscope.store.formats.npy import as_bfloat16, read_npy
 from ulpscope.store.formats.pkl_lines import (
     PLACE,
@@ -122,7 +122,7 @@ class PtdbgDump(LinesDump):
             extra=extra,
         )
 
-    def _stats(self, number: int, shape: tuple[int, ...], numbers: list[Any]) -> Stats | None:
+    def _stats(self, number: int, shape: tuple[int, ...], numbers: list[Any]) -> Summary | None:
         numel = math.prod(shape)
         if not numel:
             return Stats(0, 0, 0, 0.0, 0.0)
@@ -130,7 +130,7 @@ class PtdbgDump(LinesDump):
         largest, smallest, mean, norm = told if len(told) == 4 else [*told, None]
         if largest is smallest is mean is norm is None:
             return None
-        return told_stats(numel, largest, smallest, mean, norm)
+        return ToldStats(numel, largest, smallest, mean, norm)
 
     def _number(self, number: int, item: Any) -> float | None:
         """A statistic; the empty list and the text Nan stand for one that was not taken. All of them passed float32."""

@@ -1,0 +1,202 @@
+"""The ledger on disk: one small line of JSON for every kernel call of one rank, append-only, no tensors.
+
+A ledger says how far each call was from what it should have computed on its own inputs, and what it was told that it did
+not compute. Two ledgers, reference and target, are judged together by `analyze.ledger`. The fields are documented in
+docs/judge.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from ulpscope.errors import DumpError
+
+FORMAT = 1
+PREFIX = "ledger.rank"
+SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One tensor that a call wrote, against the same operation in higher precision.
+
+    Errors are in units of round-off of `dtype` times the condition of the operation at each element. `toward` is the mean
+    of the relative error in the direction of the value (truncation is negative), `up` the same in the direction of plus
+    infinity; `spread` is how far either may be from zero by chance (one standard error).
+    """
+
+    place: int
+    dtype: str
+    shape: tuple[int, ...]
+    terms: int
+    rms: float
+    worst: float
+    wrong: int = 0
+    lost: int = 0
+    overflowed: int = 0
+    toward: float = 0.0
+    up: float = 0.0
+    spread: float = 0.0
+    profile: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor that a call read and that no call of this run computed: a weight, a mask, an input."""
+
+    place: str
+    dtype: str
+    shape: tuple[int, ...]
+    crc: int
+    norm: float
+    sketch: tuple[float, ...]
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one rank gave to a collective and what it got, as linear sketches: sums over ranks can be checked."""
+
+    how: str
+    group: tuple[int, ...]
+    number: int
+    given: tuple[float, ...]
+    got: tuple[float, ...]
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kernel call."""
+
+    seq: int
+    step: int
+    rank: int
+    phase: str
+    op: str
+    dtypes: str
+    index: int
+    kind: str
+    api: str = ""
+    module: str = ""
+    param: str | None = None
+    source: tuple[str, int, str] | None = None
+    measures: tuple[Measure, ...] = ()
+    scalars: dict[str, Any] = field(default_factory=dict)
+    leaves: tuple[Leaf, ...] = ()
+    exchange: Exchange | None = None
+    decides: bool = False
+    seed: int | None = None
+    unknown: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The kernel alone: `mm` for `aten.mm.default`."""
+        return self.op.split(".")[1]
+
+
+_DEFAULTS = {
+    kind: {
+        each.name: each.default if each.default is not dataclasses.MISSING else {}
+        for each in dataclasses.fields(kind)
+        if each.default is not dataclasses.MISSING or each.default_factory is not dataclasses.MISSING
+    }
+    for kind in (Row, Measure, Leaf, Exchange)
+}
+
+
+class LedgerWriter:
+    """Appends rows; what was written before a crash can be read."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path.open("w", encoding="utf-8")
+        self._file.write(json.dumps({"format": FORMAT, **about}, sort_keys=True) + "\n")
+
+    def add(self, row: Row) -> None:
+        self._file.write(json.dumps(_plain(row)) + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def ledger_path(run: Path, rank: int) -> Path:
+    return run / f"{PREFIX}{rank}{SUFFIX}"
+
+
+def find_ledgers(run: Path) -> list[Path]:
+    """The ledgers of a run, by rank; `run` is a folder or one ledger."""
+    if run.is_file():
+        return [run]
+    found = list(run.glob(f"{PREFIX}*{SUFFIX}"))
+    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX).removesuffix(SUFFIX)))
+
+
+def read_ledger(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """What the ledger says about its run, and its rows. A line cut short by a crash ends it. Raises DumpError."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            about = _header(path, file.readline())
+            return about, list(_rows(file))
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _header(path: Path, line: str) -> dict[str, Any]:
+    try:
+        about = json.loads(line)
+        found = int(about["format"])
+    except (ValueError, KeyError, TypeError):
+        raise DumpError(f"{path} is not a ledger; `ulpscope blame -- CMD` writes one") from None
+    if found > FORMAT:
+        raise DumpError(f"{path} has format {found}, this ulpscope reads up to {FORMAT}; upgrade ulpscope to read it")
+    return dict(about)
+
+
+def _rows(file: TextIO) -> Iterator[Row]:
+    for line in file:
+        try:
+            yield _row(json.loads(line))
+        except ValueError:
+            return
+
+
+def _plain(thing: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    defaults = _DEFAULTS[type(thing)]
+    plain: dict[str, Any] = {}
+    for each in dataclasses.fields(thing):
+        value = getattr(thing, each.name)
+        if each.name in defaults and value == defaults[each.name]:
+            continue
+        if each.name in ("measures", "leaves"):
+            value = [_plain(item) for item in value]
+        elif each.name == "exchange":
+            value = _plain(value)
+        plain[each.name] = value
+    return plain
+
+
+def _row(plain: dict[str, Any]) -> Row:
+    if "measures" in plain:
+        plain["measures"] = tuple(Measure(**_tuples(item, "shape")) for item in plain["measures"])
+    if "leaves" in plain:
+        plain["leaves"] = tuple(Leaf(**_tuples(item, "shape", "sketch")) for item in plain["leaves"])
+    if "exchange" in plain:
+        plain["exchange"] = Exchange(**_tuples(plain["exchange"], "group", "given", "got"))
+    return Row(**_tuples(plain, "source"))
+
+
+def _tuples(plain: dict[str, Any], *names: str) -> dict[str, Any]:
+    for name in names:
+        if plain.get(name) is not None:
+            plain[name] = tuple(plain[name])
+    return plain
