@@ -9,7 +9,8 @@ from ulpscope.compare.metrics import Contrast
 from ulpscope.records import CallRecord, Slot, Value
 
 
-class How(enum.Enum):
+# Enumerations that are counted for every value are texts as well: a text hashes in C, an enum in Python.
+class How(str, enum.Enum):
     """By what two calls were put together."""
 
     NAME = "same name"
@@ -19,7 +20,7 @@ class How(enum.Enum):
     ALONE = "alone"
 
 
-class Evidence(enum.Enum):
+class Evidence(str, enum.Enum):
     """What a comparison of two values rests on, best first."""
 
     ELEMENTS = "elements"
@@ -30,7 +31,7 @@ class Evidence(enum.Enum):
     NOTHING = "nothing"
 
 
-class Level(enum.Enum):
+class Level(str, enum.Enum):
     """PASS: identical or rounding. WARN: the numbers agree, something about them does not. FAIL: they differ."""
 
     PASS = "pass"
@@ -40,7 +41,7 @@ class Level(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Code(enum.Enum):
+class Code(str, enum.Enum):
     """Why a verdict is what it is."""
 
     IDENTICAL = "identical"

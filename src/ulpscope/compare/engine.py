@@ -57,7 +57,7 @@ def compare_dumps(reference: Dump, target: Dump, options: Options | None = None)
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(jobs)) if jobs > 1 else None
         pairs = _Pairs(reference, target, pool, elements=options.elements)
-        waiting: deque[tuple[Match, list[_Draft]]] = deque()
+        waiting: deque[tuple[Match, list[_Draft | Comparison]]] = deque()
         for pairing in pairings:
             waiting.append(_drafts(reference, target, pairing, options.mapping, pairs))
             if len(waiting) > _WINDOW:
@@ -83,25 +83,24 @@ def compare_runs(
 # --- values -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Draft:
-    """Two values whose elements may still be being read."""
+    """Two values whose elements are still being read."""
 
     match: Match
-    reference: Value | None
-    target: Value | None
-    contrast: Future[Contrast] | None = None
-    sketch: float | None = None
+    reference: Value
+    target: Value
+    contrast: Future[Contrast]
 
 
 def _drafts(
     reference: Dump, target: Dump, pairing: Pairing, mapping: Mapping, pairs: _Pairs
-) -> tuple[Match, list[_Draft]]:
+) -> tuple[Match, list[_Draft | Comparison]]:
     left = None if pairing.reference is None else reference.nth(pairing.reference)
     right = None if pairing.target is None else target.nth(pairing.target)
     match = Match(left, right, pairing.how, pairing.why)
     unused = {} if left is None else {value.slot: value for value in left.values}
-    drafts = []
+    drafts: list[_Draft | Comparison] = []
     for value in () if right is None else right.values:
         mapped = mapping.source(match.call.id, value.slot) if mapping else None
         if mapped is not None:
@@ -114,7 +113,7 @@ def _drafts(
 
 def _from_mapping(
     reference: Dump, right: CallRecord | None, value: Value, mapped: tuple[CallId, str], pairs: _Pairs
-) -> _Draft:
+) -> _Draft | Comparison:
     call, name = mapped
     try:
         left = reference.call(call)
@@ -133,17 +132,31 @@ class _Pairs:
         self._elements = elements
         self._kept: dict[tuple[int, int, str | None, str | None], Future[Contrast]] = {}
 
-    def draft(self, match: Match, left: Value | None, right: Value | None) -> _Draft:
-        draft = _Draft(match, left, right)
-        if left is None or right is None or left.shape is None or left.shape != right.shape:
-            return draft
+    def draft(self, match: Match, left: Value | None, right: Value | None) -> _Draft | Comparison:
+        """The comparison of two values, or a draft where their elements have to be read first."""
+        if left is None or right is None:
+            return _alone(match, left, right)
+        if left.shape is None or right.shape is None:
+            return Comparison(match, right.slot, left, right, Evidence.SCALAR, _plain_verdict(left, right))
+        if left.shape != right.shape:
+            text = f"{_sizes(left)} in the reference, {_sizes(right)} in the target"
+            verdict = Verdict(Level.FAIL, (Code.SHAPE,), text)
+            rounding = rounding_of(left, right)
+            return Comparison(match, right.slot, left, right, Evidence.NOTHING, verdict, math.inf, rounding)
         if self._elements and left.payload is not None and right.payload is not None:
-            draft.contrast = self._contrast(left, right)
-        elif left.checksum is None or left.checksum != right.checksum:
-            ours, theirs = self._reference.sketch(left), self._target.sketch(right)
-            if ours is not None and theirs is not None:
-                draft.sketch = sketch_relative_l2(ours, theirs)
-        return draft
+            return _Draft(match, left, right, self._contrast(left, right))
+        sketch = None
+        if left.measure is not None and right.measure is not None:
+            sketch = self._sketched(left, right)
+        evidence, error = _weigh(left, right, sketch)
+        verdict = tensor_verdict(left, right, evidence, error)
+        return Comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right))
+
+    def _sketched(self, left: Value, right: Value) -> float | None:
+        if left.checksum is not None and left.checksum == right.checksum:
+            return None
+        ours, theirs = self._reference.sketch(left), self._target.sketch(right)
+        return None if ours is None or theirs is None else sketch_relative_l2(ours, theirs)
 
     def _contrast(self, left: Value, right: Value) -> Future[Contrast]:
         assert left.payload is not None and right.payload is not None
@@ -182,39 +195,29 @@ class _Pairs:
 # --- verdicts ---------------------------------------------------------------------------------------------------
 
 
-def _finished(waiting: tuple[Match, Sequence[_Draft]]) -> CallComparison:
+def _finished(waiting: tuple[Match, Sequence[_Draft | Comparison]]) -> CallComparison:
     match, drafts = waiting
-    return CallComparison(match, tuple([_comparison(draft) for draft in drafts]))
+    values = [each if isinstance(each, Comparison) else _read_through(each) for each in drafts]
+    return CallComparison(match, tuple(values))
 
 
-def _comparison(draft: _Draft) -> Comparison:
-    left, right = draft.reference, draft.target
-    if left is None or right is None:
-        return _alone(draft)
-    if left.shape is None or right.shape is None:
-        return Comparison(draft.match, right.slot, left, right, Evidence.SCALAR, _plain_verdict(left, right))
+def _read_through(draft: _Draft) -> Comparison:
+    match, left, right = draft.match, draft.reference, draft.target
     rounding = rounding_of(left, right)
-    if left.shape != right.shape:
-        text = f"{_sizes(left)} in the reference, {_sizes(right)} in the target"
-        verdict = Verdict(Level.FAIL, (Code.SHAPE,), text)
-        return Comparison(draft.match, right.slot, left, right, Evidence.NOTHING, verdict, math.inf, rounding)
-    contrast = None
     try:
-        contrast = draft.contrast.result() if draft.contrast is not None else None
+        contrast = draft.contrast.result()
     except DumpError as error:
         verdict = Verdict(Level.UNKNOWN, (Code.UNREADABLE,), str(error))
-        return Comparison(draft.match, right.slot, left, right, Evidence.NOTHING, verdict, None, rounding)
-    evidence, size = _weigh(left, right, contrast, draft.sketch)
-    verdict = tensor_verdict(left, right, evidence, size)
-    if contrast is not None and not contrast.same_places:
+        return Comparison(match, right.slot, left, right, Evidence.NOTHING, verdict, None, rounding)
+    size = elements_error(contrast) if contrast.count else 0.0
+    verdict = tensor_verdict(left, right, Evidence.ELEMENTS, size)
+    if not contrast.same_places:
         verdict = Verdict(verdict.level, (Code.NOT_FINITE, *verdict.codes[1:]), verdict.text)
-    return Comparison(draft.match, right.slot, left, right, evidence, verdict, size, rounding, contrast)
+    return Comparison(match, right.slot, left, right, Evidence.ELEMENTS, verdict, size, rounding, contrast)
 
 
-def _weigh(left: Value, right: Value, contrast: Contrast | None, sketch: float | None) -> tuple[Evidence, float | None]:
-    """The best evidence there is, and the error it shows."""
-    if contrast is not None:
-        return Evidence.ELEMENTS, elements_error(contrast)
+def _weigh(left: Value, right: Value, sketch: float | None) -> tuple[Evidence, float | None]:
+    """The best evidence there is besides elements, and the error it shows."""
     if 0 in (left.shape or ()):
         return Evidence.ELEMENTS, 0.0
     both = left.checksum is not None and right.checksum is not None and left.dtype == right.dtype
@@ -240,13 +243,12 @@ def _plain_verdict(left: Value, right: Value) -> Verdict:
     return scalar_verdict(left, right)
 
 
-def _alone(draft: _Draft) -> Comparison:
-    value = draft.target or draft.reference
+def _alone(match: Match, left: Value | None, right: Value | None) -> Comparison:
+    value = right or left
     assert value is not None
-    code = Code.NO_REFERENCE if draft.target is not None else Code.NO_TARGET
-    why = draft.match.why or f"the call has no {'such value' if value.is_tensor else 'such argument'} there"
-    verdict = Verdict(Level.UNMATCHED, (code,), why)
-    return Comparison(draft.match, value.slot, draft.reference, draft.target, Evidence.NOTHING, verdict)
+    code = Code.NO_REFERENCE if right is not None else Code.NO_TARGET
+    why = match.why or f"the call has no {'such value' if value.is_tensor else 'such argument'} there"
+    return Comparison(match, value.slot, left, right, Evidence.NOTHING, Verdict(Level.UNMATCHED, (code,), why))
 
 
 def _sizes(value: Value) -> str:

@@ -7,8 +7,8 @@ million is seen. Statistics and sketches show at most as much as that. What has 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 
 from ulpscope.compare.comparison import Code, Evidence, Level, Verdict
 from ulpscope.compare.metrics import Contrast, relative_l2
@@ -23,7 +23,12 @@ _DEVICE = "torch.device"
 
 def rounding_of(reference: Value, target: Value) -> float:
     """The unit round-off of the coarser of two dtypes; 0 for integers."""
-    return max(round_off(reference.dtype), round_off(target.dtype))
+    return _coarser(reference.dtype, target.dtype)
+
+
+@functools.cache
+def _coarser(reference: str | None, target: str | None) -> float:
+    return max(round_off(reference), round_off(target))
 
 
 def elements_error(contrast: Contrast) -> float:
@@ -43,12 +48,23 @@ def statistics_error(reference: Summary, target: Summary) -> float | None:
         counts = [(each.nan_count, each.posinf_count, each.neginf_count) for each in (reference, target)]
         if counts[0] != counts[1]:
             return math.inf
-    size = _largest(reference)
-    mean_square = _root_mean_square(reference)
-    scales = (("max", size), ("min", size), ("mean", mean_square), ("norm", reference.norm))
-    errors = [_apart(getattr(reference, name), getattr(target, name), scale) for name, scale in scales]
-    known = [error for error in errors if error is not None]
-    return max(known) if known else None
+    largest, smallest, mean, norm = reference.max, reference.min, reference.mean, reference.norm
+    theirs = target.max, target.min, target.mean, target.norm
+    if None not in theirs and (largest, smallest, mean, norm) == theirs:
+        return 0.0
+    size = _size(largest, smallest)
+    mean_square = size if norm is None or not reference.numel else norm / math.sqrt(reference.numel)
+    found = None
+    for ours, other, scale in (
+        (largest, theirs[0], size),
+        (smallest, theirs[1], size),
+        (mean, theirs[2], mean_square),
+        (norm, theirs[3], norm),
+    ):
+        error = _apart(ours, other, scale)
+        if error is not None and (found is None or error > found):
+            found = error
+    return found
 
 
 def scalar_verdict(reference: Value, target: Value) -> Verdict:
@@ -61,14 +77,18 @@ def scalar_verdict(reference: Value, target: Value) -> Verdict:
     if reference.scalar is None and reference.type != "NoneType":
         return Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), f"a {reference.type} is not recorded")
     if reference.scalar == target.scalar:
-        return Verdict(Level.PASS, (Code.IDENTICAL,))
+        return _verdict(Code.IDENTICAL, ())
     shown = f"{_short(reference.scalar)} in the reference, {_short(target.scalar)} in the target"
     return Verdict(Level.FAIL, (Code.ARGUMENT,), shown)
 
 
 def tensor_verdict(reference: Value, target: Value, evidence: Evidence, error: float | None) -> Verdict:
     """The verdict on two tensors of equal shape, of which `error` is known by `evidence`."""
-    about = [code for code, differs in _ABOUT.items() if differs(reference, target)]
+    about: tuple[Code, ...] = ()
+    if reference.dtype != target.dtype:
+        about = (Code.DTYPE,)
+    if reference.requires_grad != target.requires_grad and None not in (reference.requires_grad, target.requires_grad):
+        about = (*about, Code.REQUIRES_GRAD)
     if error is None:
         if evidence is Evidence.CHECKSUM:
             return Verdict(Level.FAIL, (Code.DIFFERENT, *about), "the checksums differ")
@@ -76,21 +96,19 @@ def tensor_verdict(reference: Value, target: Value, evidence: Evidence, error: f
         return Verdict(Level.UNKNOWN, (Code.NOT_MEASURED, *about), why)
     if error == 0.0:
         # Equal statistics and sketches are no proof of equal elements.
-        proof = evidence in (Evidence.ELEMENTS, Evidence.CHECKSUM)
-        codes: tuple[Code, ...] = (Code.IDENTICAL if proof else Code.AGREES,)
+        code = Code.IDENTICAL if evidence in (Evidence.ELEMENTS, Evidence.CHECKSUM) else Code.AGREES
     elif error <= ROUNDINGS * rounding_of(reference, target):
-        codes = (Code.ROUNDING,)
+        code = Code.ROUNDING
     else:
-        return Verdict(Level.FAIL, (Code.DIFFERENT, *about))
-    return Verdict(Level.WARN if about else Level.PASS, (*codes, *about))
+        code = Code.DIFFERENT
+    return _verdict(code, about)
 
 
-_ABOUT: dict[Code, Callable[[Value, Value], bool]] = {
-    Code.DTYPE: lambda reference, target: reference.dtype != target.dtype,
-    Code.REQUIRES_GRAD: lambda reference, target: (
-        None not in (reference.requires_grad, target.requires_grad) and reference.requires_grad != target.requires_grad
-    ),
-}
+@functools.cache
+def _verdict(code: Code, about: tuple[Code, ...]) -> Verdict:
+    """The same object for the same verdict: there are few, and they are given for every value."""
+    level = Level.FAIL if code is Code.DIFFERENT else Level.WARN if about else Level.PASS
+    return Verdict(level, (code, *about))
 
 
 def _apart(reference: float | int | None, target: float | int | None, scale: float | None) -> float | None:
@@ -106,15 +124,9 @@ def _apart(reference: float | int | None, target: float | int | None, scale: flo
     return abs(target - reference) / scale if scale else math.inf
 
 
-def _largest(stats: Summary) -> float | None:
-    ends = [abs(number) for number in (stats.max, stats.min) if number is not None and math.isfinite(number)]
-    return max(ends) if ends else None
-
-
-def _root_mean_square(stats: Summary) -> float | None:
-    if stats.norm is None or not stats.numel:
-        return _largest(stats)
-    return stats.norm / math.sqrt(stats.numel)
+def _size(*ends: float | int | None) -> float | None:
+    known = [abs(number) for number in ends if number is not None and math.isfinite(number)]
+    return max(known) if known else None
 
 
 def _numbers(reference: Value, target: Value) -> bool:
