@@ -114,8 +114,8 @@ class Search:
         self._written: set[object] = set()
         self._dirty = False
         self._forward: dict[CallId, tuple[bool, float | None]] = {}
-        self._parent: dict[int, int | None] = {}
-        self._begun: list[int] = []
+        self._parent: dict[int, int] = {}
+        self._begun: dict[int, Status] = {}
 
     def see(self, comparison: CallComparison) -> Status:
         """Counts a call and says what it is."""
@@ -133,29 +133,32 @@ class Search:
 
     def result(self) -> Divergence:
         """What was found. A module is left out where the difference begins in a call inside it."""
-        found, outer = self.found, set()
+        found, outer = self.found, set[int]()
         for seq in self._begun:
             above = self._parent.get(seq)
             while above is not None and above not in outer:
                 outer.add(above)
                 above = self._parent.get(above)
-        passed_on = [seq for seq in self._begun if seq in outer]
-        found.statuses[Status.INTRODUCED] -= len(passed_on)
-        found.statuses[Status.INHERITED] += len(passed_on)
+        for seq in outer & self._begun.keys():
+            found.statuses[self._begun.pop(seq)] -= 1
+            found.statuses[Status.INHERITED] += 1
         inner = (each for each in found.findings if each.comparison.match.call.seq not in outer)
         found.findings = sorted(inner, key=lambda each: each.comparison.match.call.seq)
         return found
 
     def _remember(self, comparison: CallComparison) -> None:
         call = comparison.match.call
-        self._parent[call.seq] = call.parent if call.origin is None else None
+        if call.parent is not None and call.origin is None:
+            self._parent[call.seq] = call.parent
         for each in _outputs(comparison):
             if each.target is not None:
                 self._written.add(_identity(each.target))
             self._dirty = self._dirty or each.verdict.level is Level.FAIL
         if call.id.phase is Phase.FORWARD:
             dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in comparison.values)
-            self._forward[call.id] = dirty, _most(list(comparison.values))
+            error = _most(comparison.values)
+            if dirty or error:
+                self._forward[call.id] = dirty, error
 
     # --- one call -----------------------------------------------------------------------------------------------
 
@@ -295,7 +298,7 @@ class Search:
         found, call = self.found, comparison.match.call
         if finding.status in (Status.INTRODUCED, Status.SOURCE):
             # The first ones are kept whatever comes; of the others the heaviest.
-            self._begun.append(call.seq)
+            self._begun[call.seq] = finding.status
             found.findings.append(finding)
             if len(found.findings) > 4 * _MOST:
                 del found.findings[min(range(_MOST, len(found.findings)), key=lambda at: found.findings[at].weight)]

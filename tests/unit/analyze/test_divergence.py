@@ -1,0 +1,247 @@
+"""Where a difference begins in one dump, on comparisons made by hand."""
+
+import math
+
+import pytest
+
+from ulpscope.analyze.divergence import Divergence, Search, Status, diverge
+from ulpscope.compare.comparison import Evidence
+from ulpscope.naming import call_text
+from ulpscope.records import Phase
+from unit.analyze.made import FLOAT32, argument, call, tensor, unmeasured
+
+WRONG = 0.25
+
+
+def status_of(*calls) -> Status:
+    """What the last of the calls is."""
+    search = Search()
+    return [search.see(each) for each in calls][-1]
+
+
+def findings(found: Divergence) -> list[tuple[str, Status]]:
+    return [(call_text(each.call), each.status) for each in found.findings]
+
+
+def faulty(name: str = "mul", seq: int = 0):
+    """A call that introduces a difference; its output is measure 1."""
+    return call(name, seq, tensor("input"), tensor("output", error=WRONG, measure=1))
+
+
+def test_nothing_that_compares_is_an_agreement_without_findings() -> None:
+    found = diverge([])
+    assert found.agrees
+    assert found.first is None
+
+
+def test_a_call_with_equal_elements_is_identical() -> None:
+    assert status_of(call("mul", 0, tensor("input"), tensor("output"))) is Status.IDENTICAL
+
+
+def test_equal_statistics_are_no_proof_of_equal_elements() -> None:
+    same = tensor("output", evidence=Evidence.STATISTICS)
+    assert status_of(call("mul", 0, tensor("input"), same)) is Status.ROUNDING
+
+
+@pytest.mark.parametrize("roundings", [1, 4, 7, 200])
+def test_what_the_rounding_of_a_long_sum_explains_is_no_difference(roundings: int) -> None:
+    output = tensor("output", error=roundings * FLOAT32)
+    found = diverge([call("mm", 0, tensor("input"), output)])
+    assert found.agrees
+    assert +found.statuses == {Status.ROUNDING: 1}
+
+
+def test_clean_inputs_and_another_output_introduce() -> None:
+    found = diverge([faulty()])
+    assert findings(found) == [("Torch.mul.0.forward", Status.INTRODUCED)]
+    assert found.findings[0].text == "clean inputs, other output"
+    assert found.findings[0].output_error == WRONG
+    assert not found.agrees
+
+
+def test_a_call_that_only_passes_a_difference_on_inherits_it() -> None:
+    found = diverge([faulty(), call("relu", 1, tensor("input", error=WRONG, measure=1), tensor("output", error=WRONG))])
+    assert findings(found) == [("Torch.mul.0.forward", Status.INTRODUCED)]
+    assert found.statuses[Status.INHERITED] == 1
+
+
+def test_a_call_that_adds_far_more_than_it_got_introduces_again() -> None:
+    slight = call("mul", 0, tensor("input"), tensor("output", error=1e-4, measure=1))
+    broken = call("mm", 1, tensor("input", error=1e-4, measure=1), tensor("output", error=1.0))
+    assert status_of(slight, broken) is Status.INTRODUCED
+
+
+def test_a_weight_that_no_call_wrote_is_the_source() -> None:
+    weight = tensor("input", 1, error=1e-3, measure=7)
+    found = diverge([call("linear", 0, tensor("input"), weight, tensor("output", error=1e-3))])
+    assert findings(found) == [("Torch.linear.0.forward", Status.SOURCE)]
+    assert found.findings[0].text == "input.1 differs, and no recorded call wrote it"
+
+
+def test_a_source_is_seen_even_where_the_output_agrees() -> None:
+    mask = tensor("input", 1, error=1.0, measure=7)
+    assert status_of(call("where", 0, tensor("input"), mask, tensor("output"))) is Status.SOURCE
+
+
+def test_another_argument_is_the_source() -> None:
+    values = (tensor("input"), argument(1, 1.0, 1.01), tensor("output", error=0.01))
+    found = diverge([call("mul", 0, *values)])
+    assert findings(found) == [("Torch.mul.0.forward", Status.SOURCE)]
+    assert found.findings[0].text == "input.1 is 1.0 in the reference, 1.01 in the target"
+
+
+def test_another_device_is_not_another_argument() -> None:
+    values = (tensor("input"), argument("device", "cpu", "cuda:0", "torch.device"), tensor("output"))
+    assert status_of(call("to", 0, *values)) is Status.IDENTICAL
+
+
+def test_a_small_difference_of_large_numbers_keeps_their_rounding() -> None:
+    large, small = tensor("input", error=2 * FLOAT32, size=1e6), tensor("output", error=2e-2, size=1.0)
+    assert status_of(call("sub", 0, large, tensor("input", 1, size=1e6), small)) is not Status.INTRODUCED
+
+
+def test_a_small_product_has_no_such_excuse() -> None:
+    large, small = tensor("input", size=1e6), tensor("output", error=2e-2, size=1.0)
+    assert status_of(call("mul", 0, large, tensor("input", 1, size=1e-6), small)) is Status.INTRODUCED
+
+
+def test_a_backward_call_inherits_from_the_values_of_its_forward() -> None:
+    forward = call("mul", 1, tensor("input", error=WRONG, measure=1), tensor("output", error=WRONG))
+    backward = call("mul", 2, tensor("input"), tensor("output", error=WRONG), phase=Phase.BACKWARD)
+    assert status_of(faulty("exp"), forward, backward) is Status.INHERITED
+
+
+def test_a_backward_call_with_a_clean_forward_introduces() -> None:
+    forward = call("mul", 0, tensor("input"), tensor("output"))
+    backward = call("mul", 1, tensor("input"), tensor("output", error=WRONG), phase=Phase.BACKWARD)
+    assert status_of(forward, backward) is Status.INTRODUCED
+
+
+def test_a_gradient_that_differs_before_a_backward_call_is_no_source() -> None:
+    """Gradients are summed between the calls."""
+    backward = call(
+        "mul", 0, tensor("input", error=WRONG, measure=9), tensor("output", error=WRONG), phase=Phase.BACKWARD
+    )
+    assert status_of(backward) is Status.INHERITED
+
+
+def test_gradients_of_parameters_introduce_nothing() -> None:
+    gradients = call("fc.Linear", 0, tensor("parameters", "weight", error=WRONG), phase=Phase.PARAMETERS_GRAD)
+    found = diverge([gradients])
+    assert found.findings == []
+    assert +found.statuses == {Status.INHERITED: 1}
+    assert not found.agrees
+
+
+def test_a_module_is_left_out_where_the_difference_begins_inside_it() -> None:
+    module = call("fc.Linear", 0, tensor("input"), tensor("output", error=WRONG), kind="Module")
+    inside = call("linear", 1, tensor("input"), tensor("output", error=WRONG), kind="Functional", parent=0)
+    found = diverge([module, inside])
+    assert findings(found) == [("Functional.linear.0.forward", Status.INTRODUCED)]
+    assert (found.statuses[Status.INTRODUCED], found.statuses[Status.INHERITED]) == (1, 1)
+
+
+def test_a_weight_is_the_source_in_the_call_that_uses_it_and_not_in_its_module() -> None:
+    module = call("fc.Linear", 0, tensor("parameters", "weight", WRONG, measure=5), tensor("output"), kind="Module")
+    inside = call("linear", 1, tensor("input", 1, WRONG, measure=5), tensor("output"), kind="Functional", parent=0)
+    found = diverge([module, inside])
+    assert findings(found) == [("Functional.linear.0.forward", Status.SOURCE)]
+    assert +found.statuses == {Status.SOURCE: 1, Status.INHERITED: 1}
+
+
+def test_a_module_without_recorded_calls_is_found_itself() -> None:
+    module = call("fc.Linear", 0, tensor("input"), tensor("output", error=WRONG), kind="Module")
+    assert findings(diverge([module])) == [("Module.fc.Linear.forward.0", Status.INTRODUCED)]
+
+
+def test_nan_from_clean_inputs_introduces() -> None:
+    found = diverge([call("log", 0, tensor("input"), tensor("output", error=math.inf, nan=3))])
+    assert findings(found) == [("Torch.log.0.forward", Status.INTRODUCED)]
+    assert found.findings[0].weight == math.inf
+
+
+def test_checksums_tell_clean_from_different() -> None:
+    """They cannot tell rounding from a fault: the first call whose inputs are the same is taken."""
+    checksum = Evidence.CHECKSUM
+    first = call(
+        "mul", 0, tensor("input", evidence=checksum), tensor("output", error=None, evidence=checksum, measure=1)
+    )
+    second = call(
+        "add",
+        1,
+        tensor("input", error=None, evidence=checksum, measure=1),
+        tensor("output", error=None, evidence=checksum),
+    )
+    found = diverge([first, second])
+    assert findings(found) == [("Torch.mul.0.forward", Status.INTRODUCED)]
+    assert found.statuses[Status.INHERITED] == 1
+    assert found.findings[0].output_error is None
+
+
+def test_without_the_identity_of_values_their_numbers_stand_for_them() -> None:
+    """As in the files of msprobe: what has the numbers of an output that was seen came from there."""
+    told = Evidence.STATISTICS
+    first = call(
+        "mul", 0, tensor("input", evidence=told, size=1.0), tensor("output", error=WRONG, evidence=told, size=3.0)
+    )
+    second = call(
+        "add",
+        1,
+        tensor("input", error=WRONG, evidence=told, size=3.0),
+        tensor("output", error=WRONG, evidence=told, size=4.0),
+    )
+    assert findings(diverge([first, second])) == [("Torch.mul.0.forward", Status.INTRODUCED)]
+    alone = call(
+        "add", 0, tensor("input", error=WRONG, evidence=told, size=3.0), tensor("output", error=WRONG, evidence=told)
+    )
+    assert findings(diverge([alone])) == [("Torch.add.0.forward", Status.SOURCE)]
+
+
+def test_a_call_of_one_run_is_unmatched_and_no_agreement() -> None:
+    found = diverge([call("mul", 0, only="reference"), call("add", 1, only="target")])
+    assert (found.only_reference, found.only_target) == (1, 1)
+    assert found.alone == [
+        ("Torch.mul.0.forward", "only in the reference"),
+        ("Torch.add.0.forward", "only in the target"),
+    ]
+    assert not found.agrees
+
+
+def test_an_output_that_was_not_measured_is_unknown() -> None:
+    found = diverge([call("mul", 0, tensor("input"), unmeasured("output"))])
+    assert found.unknown == [("Torch.mul.0.forward", "on a device that is gone")]
+
+
+def test_an_input_that_was_not_measured_is_no_clean_input() -> None:
+    assert status_of(call("mul", 0, unmeasured("input"), tensor("output", error=WRONG))) is Status.INHERITED
+
+
+def test_memory_that_nothing_has_written_yet_is_no_result() -> None:
+    fresh = call("empty", 0, tensor("output", error=1.0, measure=1))
+    filled = call("zero_", 1, tensor("input", error=1.0, measure=1), tensor("output"))
+    assert diverge([fresh, filled]).findings == []
+
+
+def test_findings_are_few_whatever_comes() -> None:
+    found = diverge(call("mul", seq, tensor("input"), tensor("output", error=WRONG), index=seq) for seq in range(1000))
+    assert found.statuses[Status.INTRODUCED] == 1000
+    assert len(found.findings) <= 40
+    assert found.first is not None and found.first.call.index == 0
+
+
+def test_the_buffer_of_a_receive_is_no_input() -> None:
+    values = (tensor("input", error=1.0, measure=3), argument(1, 0, 0, "int"), tensor("output"))
+    found = diverge([call("recv", 0, *values, kind="Distributed")], rank=1)
+    assert found.findings == []
+
+
+def test_a_group_may_have_another_name_in_each_run() -> None:
+    groups = [{"group_ranks": [0, 1], "group_id": name} for name in ("a1", "b2")]
+    values = (tensor("input"), argument("group", *groups, "torch.ProcessGroup"), tensor("output"))
+    assert diverge([call("all_reduce", 0, *values, kind="Distributed")]).findings == []
+
+
+def test_another_group_is_another_argument() -> None:
+    groups = [{"group_ranks": ranks, "group_id": "a1"} for ranks in ([0, 1], [0, 2])]
+    values = (tensor("input"), argument("group", *groups, "torch.ProcessGroup"), tensor("output"))
+    assert status_of(call("all_reduce", 0, *values, kind="Distributed")) is Status.SOURCE
