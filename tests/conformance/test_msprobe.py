@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from ulpscope.compare.comparison import How
+from ulpscope.compare.engine import compare_dumps
+from ulpscope.naming import call_text
+from ulpscope.store.reader import open_dump
+
 ROOT = Path(__file__).parents[2]
 MODEL = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -350,3 +355,24 @@ def test_004_023_024_the_manual_says_what_the_vendors_errors_mean() -> None:
     assert "EI0006" in text
     assert "107002" in text
     assert "torch.npu.set_device" in text
+
+
+def test_004_022_calls_that_only_one_side_has_are_told_and_no_error(tmp_path: Path) -> None:
+    program = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+debugger.start()
+x = torch.sin(torch.ones(3)); {middle}; torch.cos(x)
+debugger.stop(); debugger.step()
+"""
+    for side, middle in (("reference", "x = x + 0"), ("target", "x = torch.exp(x).log()")):
+        (tmp_path / side).mkdir()
+        assert run(tmp_path / side, program.format(middle=middle)).returncode == 0
+    reference, target = (open_dump(tmp_path / side / "dump") for side in ("reference", "target"))
+    found = {call_text(each.match.call.id): each.match.how for each in compare_dumps(reference, target)}
+    assert found.pop("Torch.sin.0.forward") is found.pop("Torch.cos.0.forward") is not How.ALONE
+    assert {name for name, how in found.items() if how is How.ALONE} == {
+        "Tensor.__add__.0.forward",
+        "Torch.exp.0.forward",
+        "Tensor.log.0.forward",
+    }

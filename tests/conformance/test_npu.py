@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from device.fakenpu import run
+from ulpscope.cli.capture import capture
 from ulpscope.config import capture_config
 from ulpscope.errors import ConfigError
 from ulpscope.frameworks.torch.npu import acl_problems
@@ -140,6 +142,15 @@ def test_002_007_068_the_options_belong_to_kernels_of_one_call() -> None:
     assert [problem.partition(":")[0] for problem in caught.value.problems] == ["acl_config", "backward_input"]
     with pytest.raises(ConfigError, match="below: works at level kernel only"):
         capture_config({"acl_config": "a.json", "below": "Torch.mm.0.forward"})
+
+
+def test_002_007_061_the_options_are_flags_of_the_command_line_too(tmp_path: Path, acl: Path) -> None:
+    flags = ["-o", str(tmp_path / "run"), "--acl-config", str(acl), "--backward-input", "a.pt", "--", "true"]
+    done = CliRunner().invoke(capture, flags)
+    assert isinstance(done.exception, ConfigError)
+    assert {problem.partition(":")[0] for problem in done.exception.problems} == {"acl_config", "backward_input"}
+    done = CliRunner().invoke(capture, ["--level", "kernel", "--below", "Torch.mul.0.backward", *flags])
+    assert done.exit_code == 0, done.output
 
 
 def test_002_061_the_gradient_files_are_read_at_the_start(tmp_path: Path, acl: Path) -> None:

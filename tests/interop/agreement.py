@@ -14,7 +14,7 @@ from interop.rows import Key, Row
 
 # The peer computes Mean and Norm in the tensor's own dtype and rounds once; we sum in float64.
 _UNIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38}
+LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38}
 RELATIVE = 1e-6
 _UNDERFLOW = 1e-17
 # Where the peer changed the gradients itself (see `disturbed` in test_interop.py).
@@ -79,7 +79,7 @@ def _near(key: str, peer: float, ours: float, row: Row, our_row: Row) -> bool:
     if math.isinf(peer) and math.isfinite(ours):
         # The sum, or the sum of squares, overflowed in the tensor's own dtype.
         total = abs(ours) * math.prod(row.shape) if key == "Mean" else ours**2
-        return key in ("Mean", "Norm") and total > _LARGEST.get(row.dtype, math.inf)
+        return key in ("Mean", "Norm") and total > LARGEST.get(row.dtype, math.inf)
     if math.isnan(peer) or math.isnan(ours) or math.isinf(peer) or math.isinf(ours):
         return peer == ours or (math.isnan(peer) and math.isnan(ours))
     if key in ("Max", "Min"):

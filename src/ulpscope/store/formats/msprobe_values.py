@@ -201,7 +201,8 @@ class _Walk:
             return Stats(0, 0, 0, 0.0, 0.0)
         largest, smallest, mean, norm = leaf.get("Max"), leaf.get("Min"), leaf.get("Mean"), leaf.get("Norm")
         if type(largest) is float and type(smallest) is float and type(mean) is float and type(norm) is float:
-            return ToldStats(max(numel, 0), largest, smallest, mean, norm)
+            # The Norm of a tensor without dimensions is its element there, sign and all.
+            return ToldStats(max(numel, 0), largest, smallest, mean, abs(norm))
         if largest is smallest is mean is norm is None:
             return None
         element = DTYPES.get((dtype or "").removeprefix("torch."))
@@ -213,6 +214,8 @@ class _Walk:
                 self.refuse(section, (*path, key), f"is {_shown(found)}, not a number")
             if isinstance(number, int) and (floating or not -(1 << 63) <= number < 1 << 64):
                 number = float(number) if abs(number) < 1 << 1023 else math.inf
+            if key == "Norm" and number is not None:
+                number = abs(float(number))
             numbers.append(int(number) if isinstance(number, bool) else number)
         return ToldStats(max(numel, 0), *numbers)
 
