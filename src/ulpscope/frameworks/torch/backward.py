@@ -61,22 +61,15 @@ class _Gradients:
 
 
 class _AfterNode:
-    """Hook of a call made of one node. With `gaps`, gradients that are not there are shown as None. A class with slots, not
-    a closure: thousands of them wait for a backward pass, and every object that waits makes the garbage collector walk
-    further."""
+    """Hook of a call made of one node. A class with slots, not a closure: thousands of them wait for a backward pass, and
+    every object that waits makes the garbage collector walk further."""
 
-    __slots__ = ("__weakref__", "again", "forward", "gaps", "observer", "outputs", "slots")
+    __slots__ = ("__weakref__", "again", "forward", "observer", "outputs", "slots")
+    gaps = False
 
     def __init__(
-        self,
-        observer: Observer,
-        forward: Forward,
-        outputs: dict[int, Path],
-        slots: tuple[Path | None, ...],
-        *,
-        gaps: bool = False,
+        self, observer: Observer, forward: Forward, outputs: dict[int, Path], slots: tuple[Path | None, ...]
     ) -> None:
-        self.gaps = gaps
         self.observer = observer
         self.forward = forward
         self.outputs = outputs
@@ -106,6 +99,13 @@ class _AfterNode:
             observer.trouble(f"backward of {self.forward[0]}.{self.forward[1]}", error)
         finally:
             observer.leave(state)
+
+
+class _AfterNodeWithGaps(_AfterNode):
+    """Shows gradients that are not there as None."""
+
+    __slots__ = ()
+    gaps = True
 
 
 class BackwardTap:
@@ -379,7 +379,7 @@ class BackwardTap:
             self._arm_several(call, sequence, roots, edges, watch, first)
             return
         places = tuple((place,) for place in range(len(children)))
-        hook = _AfterNode(self.observer, _forward(call), _numbered(first), places, gaps=True)
+        hook = _AfterNodeWithGaps(self.observer, _forward(call), _numbered(first), places)
         first.register_hook(hook)
         self._anchor(first, hook)
         if watch and roots:
