@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ulpscope.analyze.divergence import Search
+from ulpscope.analyze.ranks import origin
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
@@ -104,14 +105,13 @@ def _compared(
         found = tuple(executor.gather(executor.map(work, runs.units)))
     finally:
         executor.close()
-    firsts = [unit.divergence.first for unit in found if unit.divergence.first is not None]
     outcome = Outcome(
         reference,
         target,
         found,
         tuple(f"step {place.step} rank {place.rank}" for place in runs.only_reference),
         tuple(f"step {place.step} rank {place.rank}" for place in runs.only_target),
-        first=min(firsts, key=lambda each: (each.step, each.comparison.match.call.seq), default=None),
+        origin(unit.divergence for unit in found),
     )
     return outcome, folder
 

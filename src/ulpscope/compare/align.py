@@ -99,16 +99,30 @@ def _by_group(
         for mine, theirs in _paired(reference, target, others, places, left, right):
             partner[mine] = theirs
             number[_plain(right[mine])] = left[theirs].index
-    taken = {place for place in partner if place is not None}
-    for place, call in enumerate(map(_plain, right)):
-        if partner[place] is not None:
+    _follow(partner, number, right, known)
+    return partner
+
+
+def _follow(
+    partner: list[int | None], number: dict[CallId, int], right: Sequence[CallId], known: dict[CallId, int]
+) -> None:
+    """Gives backward calls the partner of their forward call; one whose forward was not recorded goes by its name."""
+    calls = [_plain(call) for call in right]
+    forwards = {call for call in calls if call.phase is Phase.FORWARD}
+    orphans = []
+    for place, call in enumerate(calls):
+        if partner[place] is not None or call.phase not in _FOLLOWS_FORWARD:
             continue
         forward = CallId(call.kind, call.name, call.index, Phase.FORWARD)
-        if call.phase in _FOLLOWS_FORWARD and forward in number:
+        if forward in number:
             partner[place] = known.get(CallId(call.kind, call.name, number[forward], call.phase, call.again))
-        elif call.phase in _FOLLOWS_FORWARD and (same := known.get(call)) is not None and same not in taken:
+        elif forward not in forwards:
+            orphans.append(place)
+    taken = {place for place in partner if place is not None}
+    for place in orphans:
+        same = known.get(calls[place])
+        if same is not None and same not in taken:
             partner[place] = same
-    return partner
 
 
 def _groups(dump: Dump, calls: Sequence[CallId]) -> dict[_Group, list[int]]:

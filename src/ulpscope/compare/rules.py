@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 Number = float | int
@@ -79,22 +79,22 @@ _LARGEST_RELATIVE = 0.5
 
 
 def relative_error(reference: Number | None, target: Number | None) -> float | None:
-    """|t - r| / |r|: 0 for equal numbers, inf where only the reference is 0, nan where one is nan; None if one is unknown."""
+    """|t - r| / |r|: 0 for equal numbers, inf where the reference is 0 or infinite, nan for nan; None if one is unknown."""
     if reference is None or target is None:
         return None
     if reference == target:
         return 0.0
-    if reference == 0:
-        return math.nan if target != target else math.inf
-    if math.isinf(reference):
-        return math.nan if target != target else math.inf
-    return abs((target - reference) / reference)
+    if reference and -math.inf < reference < math.inf:
+        return abs((target - reference) / reference)
+    return math.inf if reference == reference and target == target else math.nan
 
 
-def statistics_result(reference: Statistics, target: Statistics) -> Result:
-    """WARNING where one of four relative errors is above a half; one that is not known gives no warning."""
-    errors = map(relative_error, reference, target)
-    return Result.WARNING if any(error is not None and error > _LARGEST_RELATIVE for error in errors) else Result.BLANK
+def statistics_result(errors: Iterable[float | None]) -> Result:
+    """WARNING where one of the relative errors is above a half; one that is not known gives no warning."""
+    for error in errors:
+        if error is not None and error > _LARGEST_RELATIVE:
+            return Result.WARNING
+    return Result.BLANK
 
 
 def checksum_result(reference: str | None, target: str | None) -> Result:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.analyze.divergence import Divergence, Finding, Status
+from ulpscope.analyze.ranks import Origin
 from ulpscope.compare.comparison import Evidence, Level
 from ulpscope.records import Frame
 
@@ -50,12 +51,24 @@ class Outcome:
     units: tuple[UnitOutcome, ...]
     only_reference: tuple[str, ...] = ()
     only_target: tuple[str, ...] = ()
-    spread: tuple[str, ...] = ()
-    first: Finding | None = None
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def first(self) -> Finding | None:
+        """Where it begins, over all steps and ranks."""
+        return self.origin.first
 
     @property
     def statuses(self) -> Counter[Status]:
-        return sum((unit.divergence.statuses for unit in self.units), Counter())
+        """How many calls are what. What a later step got from outside came from the step where it began."""
+        found: Counter[Status] = Counter()
+        for unit in self.units:
+            each = unit.divergence.statuses
+            found += each
+            if self.first is not None and unit.divergence.step > self.first.step:
+                found[Status.INHERITED] += each[Status.SOURCE]
+                found[Status.SOURCE] -= each[Status.SOURCE]
+        return found
 
     @property
     def evidence(self) -> Counter[Evidence]:
@@ -81,9 +94,9 @@ class Outcome:
 
     @property
     def suspects(self) -> list[Finding]:
-        """At most ten: the first, then the heaviest."""
-        others = [each for unit in self.units for each in unit.divergence.findings if each is not self.first]
-        others.sort(key=lambda each: (each.status is not Status.SOURCE, -each.weight, each.step, each.rank))
+        """At most ten of the step where it begins: the first, then the heaviest."""
+        others = [each for each in self.origin.findings if each is not self.first]
+        others.sort(key=lambda each: (each.status is not Status.SOURCE, -each.weight, each.rank))
         return ([self.first] if self.first is not None else []) + others[: 9 if self.first is not None else 10]
 
     @property

@@ -37,7 +37,7 @@ def outcome_json(outcome: Outcome, commands: list[str]) -> dict[str, Any]:
         },
         "first": None if outcome.first is None else finding_json(outcome, outcome.first),
         "suspects": [finding_json(outcome, each) for each in outcome.suspects],
-        "spread": list(outcome.spread),
+        "spread": list(outcome.origin.sentences),
         "unmatched": [
             {"step": unit.divergence.step, "rank": unit.divergence.rank, "call": name, "why": why}
             for unit in outcome.units

@@ -121,7 +121,7 @@ def _finding(outcome: Outcome, finding: Finding) -> Iterator[Line]:
     if len(rows) < len(finding.comparison.values):
         yield (Piece(f"  {len(finding.comparison.values) - len(rows)} more values that agree", "dim"),)
     yield from _source(outcome.stack(finding))
-    for text in outcome.spread:
+    for text in outcome.origin.sentences:
         yield Piece("spread  ", "bold"), Piece(text)
 
 
