@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, parts_of
+from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, is_inside, parts_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
 from ulpscope.naming import call_text, slot_text
 from ulpscope.records import CallId, Phase, Role, Value
@@ -114,6 +114,7 @@ class Search:
         self._written: set[object] = set()
         self._dirty = False
         self._forward: dict[CallId, tuple[bool, float | None]] = {}
+        self._communication_seq: int | None = None
         self._parent: dict[int, int] = {}
         self._begun: dict[int, Status] = {}
 
@@ -169,8 +170,10 @@ class Search:
         if match.reference is None or match.target is None:
             return self._finding(Status.UNMATCHED, comparison, None, None, 0.0, match.why)
         ins, outs = list(_inputs(comparison)), list(_outputs(comparison))
-        if match.call.id.phase is Phase.PARAMETERS_GRAD:
-            return self._gradients(comparison, outs)
+        if match.call.id.name in _MEMORY:
+            outs = []
+        if match.call.id.phase is Phase.PARAMETERS_GRAD or is_inside(match.call, self._communication_seq):
+            return self._passed_on(comparison, outs)
         changed = _changed(ins)
         saved_dirty, saved = self._saved(match.call.id)
         into, out = _most(ins), _most(outs)
@@ -179,20 +182,22 @@ class Search:
         if changed is not None:
             text = f"{_slot(changed)} is {changed.verdict.text}"
             return self._finding(Status.SOURCE, comparison, into, out, limit, text)
-        if any(each.verdict.level is Level.FAIL for each in outs) and match.call.id.name not in _MEMORY:
+        if any(each.verdict.level is Level.FAIL for each in outs):
             return self._different(comparison, ins, into, out, limit, saved_dirty)
         source = self._source(match.call.id, ins)
         if source is not None:
             text = f"{_slot(source)} differs, and no recorded call wrote it"
             return self._finding(Status.SOURCE, comparison, into, out, limit, text)
-        if any(each.verdict.level is Level.UNKNOWN for each in outs):
-            return self._finding(Status.UNKNOWN, comparison, into, out, limit, _why_unknown(outs))
+        unknown = _unknown(outs)
+        if unknown is not None:
+            return self._finding(Status.UNKNOWN, comparison, into, out, limit, unknown.verdict.text)
         seen = all(Code.IDENTICAL in each.verdict.codes for each in outs)
         return self._finding(Status.IDENTICAL if seen else Status.ROUNDING, comparison, into, out, limit, "")
 
     def _communication(self, comparison: CallComparison) -> Finding:
         """What came from other ranks comes from outside as far as this one can tell; `ranks` knows better."""
         match = comparison.match
+        self._communication_seq = match.call.seq
         parts = parts_of(comparison, self.found.rank)
         given = [each for part in parts for each in part.given]
         taken = [each for part in parts for each in part.taken]
@@ -219,7 +224,8 @@ class Search:
             status = Status.SOURCE if gave is Side.AGREES else Status.INHERITED
             text = "what came from the other ranks differs, what this rank gave does not"
         elif got is Side.UNKNOWN:
-            status, text = Status.UNKNOWN, _why_unknown(taken)
+            unknown = _unknown(taken)
+            status, text = Status.UNKNOWN, unknown.verdict.text if unknown is not None else ""
         else:
             seen = all(Code.IDENTICAL in each.verdict.codes for each in taken)
             status, text = Status.IDENTICAL if seen else Status.ROUNDING, ""
@@ -231,12 +237,12 @@ class Search:
             return False, 0.0
         return self._forward.get(CallId(call.kind, call.name, call.index, Phase.FORWARD), (False, 0.0))
 
-    def _gradients(self, comparison: CallComparison, outs: list[Comparison]) -> Finding:
-        """Gradients of a module's parameters are sums of what recorded calls gave: they introduce nothing themselves."""
-        levels = {each.verdict.level for each in outs}
-        if Level.FAIL in levels:
+    def _passed_on(self, comparison: CallComparison, outs: list[Comparison]) -> Finding:
+        """What introduces nothing itself: gradients of parameters, which are sums of what recorded calls gave, and the
+        inside of a communication call."""
+        if any(each.verdict.level is Level.FAIL for each in outs):
             status = Status.INHERITED
-        elif Level.UNKNOWN in levels:
+        elif _unknown(outs) is not None:
             status = Status.UNKNOWN
         else:
             seen = all(Code.IDENTICAL in each.verdict.codes for each in outs)
@@ -384,8 +390,13 @@ def _changed(ins: Iterable[Comparison]) -> Comparison | None:
     return None
 
 
-def _why_unknown(outs: Sequence[Comparison]) -> str:
-    return next((each.verdict.text for each in outs if each.verdict.level is Level.UNKNOWN), "")
+def _unknown(outs: Iterable[Comparison]) -> Comparison | None:
+    """The first result that was not measured. An object that is no tensor and holds none is no result."""
+    for each in outs:
+        failed = any(value is not None and value.error is not None for value in (each.reference, each.target))
+        if each.verdict.level is Level.UNKNOWN and (failed or _is_tensor(each)):
+            return each
+    return None
 
 
 def _slot(each: Comparison) -> str:

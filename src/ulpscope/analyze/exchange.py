@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ulpscope.compare.comparison import CallComparison, Comparison
-from ulpscope.records import CallId, PathStep, Phase, Role
+from ulpscope.records import CallId, CallRecord, PathStep, Phase, Role
 
 KIND = "Distributed"
 Place = tuple[int, str]
@@ -41,6 +41,12 @@ _ONE_GETS: dict[str, Place] = {"reduce": (1, "dst"), "gather": (2, "dst")}
 _SENDS: dict[str, Place] = {"send": (1, "dst"), "isend": (1, "dst")}
 _RECEIVES: dict[str, Place] = {"recv": (1, "src"), "irecv": (1, "src")}
 _TAG: Place = (3, "tag")
+# What torch calls by the same names inside a communication call, where a dump does not say inside what a call was made.
+# torch.gather and torch.scatter are other functions.
+_INNER = ({*_OVERWRITTEN, *_SENDS, "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "barrier"}) - {
+    "gather",
+    "scatter",
+}
 _BATCH, _BATCH_SENDS = "batch_isend_irecv", "isend"
 
 
@@ -156,6 +162,13 @@ def parts_of(comparison: CallComparison, rank: int) -> tuple[Part, ...]:
     overwritten = _OVERWRITTEN.get(name, ())
     given = tuple(each for each in ins if each.slot.path[0] not in overwritten)
     return (Part(way, given, () if way.direction is Direction.SEND else tuple(outs)),)
+
+
+def is_inside(call: CallRecord, communication: int | None) -> bool:
+    """Whether a call belongs to the communication call with the number `communication`: it only hands values on."""
+    if communication is not None and call.parent == communication:
+        return True
+    return call.id.kind == "Torch" and call.id.name in _INNER
 
 
 def is_group(each: Comparison) -> bool:

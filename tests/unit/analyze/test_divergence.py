@@ -1,13 +1,14 @@
 """Where a difference begins in one dump, on comparisons made by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from ulpscope.analyze.divergence import Divergence, Search, Status, diverge
-from ulpscope.compare.comparison import Evidence
+from ulpscope.compare.comparison import Evidence, Level
 from ulpscope.naming import call_text
-from ulpscope.records import Phase
+from ulpscope.records import Phase, Role, Slot
 from unit.analyze.made import FLOAT32, argument, call, tensor, unmeasured
 
 WRONG = 0.25
@@ -245,3 +246,23 @@ def test_another_group_is_another_argument() -> None:
     groups = [{"group_ranks": ranks, "group_id": "a1"} for ranks in ([0, 1], [0, 2])]
     values = (tensor("input"), argument("group", *groups, "torch.ProcessGroup"), tensor("output"))
     assert status_of(call("all_reduce", 0, *values, kind="Distributed")) is Status.SOURCE
+
+
+def test_what_torch_calls_inside_a_communication_call_is_part_of_it() -> None:
+    """It has the buffers as inputs, before they are written."""
+    outer = call("recv", 0, argument(1, 0, 0, "int"), tensor("output"), kind="Distributed")
+    inner = call("recv", 1, tensor("input", error=1.0, measure=3), argument("src", 0, 0, "int"), parent=0)
+    found = diverge([outer, inner], rank=1)
+    assert found.findings == []
+    assert diverge([outer, replace(inner, match=call("recv", 1).match)], rank=1).findings == []
+
+
+def test_an_object_that_is_no_tensor_is_no_unknown_result() -> None:
+    work = argument(0, None, None, "torch.distributed.Work")
+    made = replace(work, slot=Slot(Role.OUTPUT, (0,)))
+    assert work.verdict.level is Level.UNKNOWN
+    assert diverge([call("start", 0, tensor("input"), made)]).unknown == []
+
+
+def test_fresh_memory_is_no_unknown_result() -> None:
+    assert diverge([call("empty", 0, unmeasured("output"))]).unknown == []
