@@ -40,10 +40,11 @@ def _column(column: Sequence[Cell]) -> Iterable[str]:
         return map(repr, column)
     if kinds == {str}:
         texts: Sequence[str] = column  # type: ignore[assignment]
-        joined = "|".join(texts)
-        if _FORMULA.isdisjoint([text[:1] for text in texts]) and not any(special in joined for special in _QUOTED):
+        different = set(texts)
+        joined = "|".join(different)
+        if _FORMULA.isdisjoint([text[:1] for text in different]) and not any(special in joined for special in _QUOTED):
             return texts
-        known = {text: _text(text) for text in set(texts)}
+        known = {text: _text(text) for text in different}
         return [known[text] for text in texts]
     return list(map(_cell, column))
 

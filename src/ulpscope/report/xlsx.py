@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -99,16 +99,17 @@ def _column_xml(column: Sequence[Cell]) -> tuple[str, Iterable[str], str]:
     kinds = set(map(type, column))
     if kinds == {str}:
         texts: Sequence[str] = column  # type: ignore[assignment]
-        if _is_plain(texts):
+        different = set(texts)
+        if _is_plain(different):
             return _TEXT, texts, _TEXT_END
-        known = {text: _text_xml(text) for text in set(texts)}
+        known = {text: _text_xml(text) for text in different}
         return "", [known[text] for text in texts], ""
     if kinds == {float} and math.isfinite(sum(column)):  # type: ignore[arg-type]
         return _NUMBER, map(repr, column), _NUMBER_END
     return "", list(map(_cell_xml, column)), ""
 
 
-def _is_plain(texts: Sequence[str]) -> bool:
+def _is_plain(texts: Collection[str]) -> bool:
     """Whether nothing in these texts needs care; false in doubt."""
     joined = "|".join(("", *texts, ""))
     return (
