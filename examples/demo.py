@@ -1,18 +1,21 @@
-"""Two runs of a small model, recorded and listed: `make demo`.
+"""Two runs of a small model, recorded and compared: `make demo`.
 
-The second run computes with one wrong number on purpose: the epsilon of the second layer norm. Both runs are recorded
-without an edit to the model, then listed, and the first call whose recorded output differs is shown.
+The second run is on a device with a fault: one matrix product leaves the last columns of a tile unfinished. Nothing in the model
+is edited. The loss moves by little, three calls later every number differs, and the comparison names the call.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
 from ulpscope.cli.main import cli
@@ -43,46 +46,47 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def train(folder: Path, *, eps: float) -> None:
-    """Two training steps, recorded into a folder."""
+class FaultyDevice(TorchDispatchMode):
+    """A device whose `number`-th matrix product scales its last eight columns by 0.98."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left = number
+
+    def __torch_dispatch__(self, kernel: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = kernel(*args, **(kwargs or {}))
+        if kernel is torch.ops.aten.addmm.default:
+            self.left -= 1
+            if self.left == 0:
+                out[..., -8:] *= 0.98
+        return out
+
+
+def train(folder: Path, device: AbstractContextManager[Any]) -> float:
+    """Two training steps, recorded into a folder; returns the last loss."""
     ulpscope.seed_all(1234)
     model = Net()
-    model.blocks[1].norm.eps = eps
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tokens = torch.randint(0, 100, (4, 16))
-    with ulpscope.capture(folder, model=model, level="mix", overwrite=True) as capture:
+    with device, ulpscope.capture(folder, model=model, level="mix", overwrite=True) as capture:
         for _ in range(2):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             loss.backward()
             optimizer.step()
             capture.step()
-
-
-def first_difference(reference: Path, target: Path) -> str | None:
-    """The first operator, in execution order, whose output has other statistics in the other run."""
-    runs = ulpscope.open_dump(reference), ulpscope.open_dump(target)
-    for one, two in zip(runs[0].calls(), runs[1].calls(), strict=True):
-        if one.id.kind == "Module":
-            continue  # a module ends after the operators inside it
-        for left, right in zip(one.values, two.values, strict=True):
-            if left.slot.role.value == "output" and left.stats != right.stats:
-                return ulpscope.call_text(one.id)
-    return None
+    return loss.item()
 
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp(prefix="ulpscope-demo-"))
-    train(folder / "reference", eps=1e-5)
-    train(folder / "target", eps=1e-3)
-    for name in ("reference", "target"):
-        print(f"$ ulpscope show {folder / name} --limit 12")
-        cli.main(["show", str(folder / name), "--limit", "12"], standalone_mode=False)
-        print()
-    call = first_difference(folder / "reference", folder / "target")
-    print(f"The first output that differs is that of {call}.\n")
-    print(f"$ ulpscope show {folder / 'target'} {call}")
-    cli.main(["show", str(folder / "target"), str(call)], standalone_mode=False)
+    reference, target = folder / "reference", folder / "target"
+    losses = train(reference, nullcontext()), train(target, FaultyDevice(4))
+    print(f"loss after two steps: {losses[0]:.6f} on the reference, {losses[1]:.6f} on the target\n")
+    print(f"$ ulpscope show {reference} --limit 6")
+    cli.main(["show", str(reference), "--limit", "6"], standalone_mode=False)
+    print(f"\n$ ulpscope compare {reference} {target}")
+    cli.main(["compare", str(reference), str(target), "--exit-zero"], standalone_mode=False)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import relu
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
 from ulpscope.naming import call_text, slot_text
@@ -258,3 +260,18 @@ def test_kernels_below_one_call_only(tmp_path: Path) -> None:
     parents = {call_text(parent) for parent in map(dump.parent, kernels) if parent is not None}
     assert parents <= {"Torch.matmul.1.forward", "Torch.matmul.1.backward"}
     assert len(parents) == 2
+
+
+def test_what_a_dispatch_mode_computes_is_no_call_of_the_program(tmp_path: Path) -> None:
+    class Device(TorchDispatchMode):
+        def __torch_dispatch__(self, kernel: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = kernel(*args, **(kwargs or {}))
+            return out * 1.0 if kernel is torch.ops.aten.mul.Tensor else out
+
+    def names(folder: Path, device: Any) -> list[str]:
+        x = torch.ones(3, requires_grad=True)
+        with device, ulpscope.capture(folder):
+            (x * x).sum().backward()
+        return [ulpscope.call_text(call) for call in ulpscope.open_dump(folder).ids()]
+
+    assert names(tmp_path / "a", Device()) == names(tmp_path / "b", contextlib.nullcontext())

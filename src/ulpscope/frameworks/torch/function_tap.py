@@ -25,6 +25,19 @@ from ulpscope.records import Role
 
 _OVERRIDES = torch.overrides.__file__
 _tracing = torch._C._get_tracing_state
+_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+
+
+def _inside_kernel(api: Api) -> bool:
+    """Whether a dispatch mode of the program's makes this call: it plays the device, and what it computes is no call."""
+    if _excluded(_AUTOGRAD) and not torch.is_inference_mode_enabled():
+        return True
+    if api.kind != "Aten":
+        return False
+    # Kernels that autograd itself runs reach the mode with nothing excluded.
+    caller = sys._getframe(2).f_back
+    return caller is not None and caller.f_code.co_name == "__torch_dispatch__"
 
 
 class CallMode(TorchFunctionMode):
@@ -59,7 +72,7 @@ class CallMode(TorchFunctionMode):
         if treatment == WRITTEN_OUT:
             with self:
                 return func.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
-        if not tap.records or tap.quiet:
+        if not tap.records or tap.quiet or (not state.calls and _inside_kernel(api)):
             return tap.run_unrecorded(api, func, args, kwargs)
         return tap.run_recorded(state, api, func, args, kwargs)
 
