@@ -147,7 +147,7 @@ def skipping() -> str:
     skip, parse = (
         min(seconds(call) for _ in range(5)) for call in (lambda: pairs.skip_json(text, 0), lambda: json.loads(text))
     )
-    return f"skip_json: {len(text) / skip / 1e9:.1f} GB/s over {len(text) / 1e6:.0f} MB; json.loads {len(text) / parse / 1e9:.2f}"
+    return f"skip_json: {len(text) / skip / 1e9:.1f} GB/s over {len(text) / 1e6:.0f} MB; json.loads {len(text) / parse / 1e9:.3f}"
 
 
 def main() -> None:

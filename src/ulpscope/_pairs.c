@@ -33,7 +33,7 @@ PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
 enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1 };
 #endif
 
-enum { BLOCK = 1024, LANES = 8, LARGE = 16384, DTYPES = 21 };
+enum { BLOCK = 2048, LANES = 8, LARGE = 16384, DTYPES = 21 };
 enum { DOT, REFERENCE, TARGET_SIDE, DIFFERENCE, ABSOLUTE, RELATIVE, ULP, SUMS };
 enum { MAX_ABSOLUTE, MAX_RELATIVE, MAX_ULP, LIMITS };
 /* What is not finite: NaN or infinite in the reference only, and so on; EITHER is in how many places. */
@@ -55,15 +55,22 @@ typedef struct {
     uint64_t place; /* of the largest difference, counted from 1 */
     double limit[LIMITS], sum[SUMS][LANES];
 } State;
-typedef void (*Widen)(const void *, void *, size_t);
+/* Where the next block lies in either stream, and the bytes of as many elements as there are lanes. */
 typedef struct {
-    int (*pair)(const void *, const void *, const f64 *exact, size_t, double low, Block *);
+    const u8 *at[2];
+    size_t step[2];
+} Ahead;
+typedef void (*Widen)(const void *, void *, size_t);
+typedef void (*Difference)(const u64 *, const u64 *, f64 *, size_t);
+typedef struct {
+    int (*pair)(const void *, const void *, const f64 *exact, size_t, double low, const Ahead *, Block *);
     int (*square)(const void *, size_t, Block *);
     void (*clean)(const void *, const void *, size_t, void *, void *, uint64_t *special);
 } Kernels;
 typedef struct {
     Kernels by_width[2];
-    Widen widen[DTYPES], f32_to_f64, signed_difference, unsigned_difference;
+    Widen widen[DTYPES], f32_to_f64;
+    Difference signed_difference, unsigned_difference;
 } Machine;
 
 /* Written once, when the module is made; read-only from then on. */
@@ -81,20 +88,24 @@ static float float8[5][256];
 #define TARGET_32 __attribute__((target("avx2,fma,f16c")))
 #define TARGET_64 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #define SET(W) {JOIN3(pair, VB, W), JOIN3(square, VB, W), JOIN3(clean, VB, W)}
-/* The larger; b where one is NaN.  Count adds one where a >= b; below keeps a where a < b and puts zero elsewhere. */
+/* LARGER is b where one is NaN.  COUNT adds one where a >= b, ADD_BELOW adds a where a < b; neither is so with a NaN. */
 #define LARGER JOIN2(LARGER_, VB)
 #define LARGER_16(a, b) ((Wide)(((Mask)((a) > (b)) & (Mask)(a)) | (~(Mask)((a) > (b)) & (Mask)(b))))
 #define LARGER_32(a, b) _mm256_max_pd(a, b)
 #define LARGER_64(a, b) _mm512_max_pd(a, b)
+#define COUNTER JOIN2(COUNTER_, VB)
+#define COUNTER_16 uint64_t
+#define COUNTER_32 uint64_t
+#define COUNTER_64 uint32_t
 #define COUNT JOIN2(COUNT_, VB)
-#define COUNT_16(to, a, b) to -= (Mask)((a) >= (b))
+#define COUNT_16(to, a, b) to -= (Counter)((a) >= (b))
 #define COUNT_32 COUNT_16
-#define COUNT_64(to, a, b)                                                                                             \
-    to = (Mask)_mm512_mask_add_epi64((__m512i)to, _mm512_cmp_pd_mask(a, b, _CMP_GE_OQ), (__m512i)to, (__m512i)one)
-#define BELOW JOIN2(BELOW_, VB)
-#define BELOW_16(a, b) ((Wide)((Mask)(a) & (Mask)((a) < (b))))
-#define BELOW_32 BELOW_16
-#define BELOW_64(a, b) _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), a)
+#define COUNT_64(to, a, b) TALLY(to, _mm512_cmp_pd_mask(a, b, _CMP_GE_OQ))
+#define TALLY(to, mask) to = (Counter)_mm256_mask_add_epi32((__m256i)to, mask, (__m256i)to, _mm256_set1_epi32(1))
+#define ADD_BELOW JOIN2(ADD_BELOW_, VB)
+#define ADD_BELOW_16(to, a, b) to += (Wide)((Mask)(a) & (Mask)((a) < (b)))
+#define ADD_BELOW_32 ADD_BELOW_16
+#define ADD_BELOW_64(to, a, b) to = _mm512_mask_add_pd(to, _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), to, a)
 
 #define VB 16
 #include "_pairs.c"
@@ -149,8 +160,8 @@ typedef struct {
 } Pair;
 static Pair pair_of(long reference, long target) {
     const Dtype *r = &dtypes[reference], *t = &dtypes[target], *coarse = r->kind == FLOAT ? r : t;
-    if (r->kind == FLOAT && t->kind == FLOAT && (t->digits < r->digits || (t->digits == r->digits && t->exponent > r->exponent)))
-        coarse = t;
+    int fewer = t->digits < r->digits || (t->digits == r->digits && t->exponent > r->exponent);
+    if (r->kind == FLOAT && t->kind == FLOAT && fewer) coarse = t;
     int integers = coarse->kind != FLOAT;
     return (Pair){{r, t}, {reference, target}, r->wide || t->wide, reference == target,
                   integers && (r->item == 8 || t->item == 8), ldexp(1, integers ? 77 : coarse->exponent),
@@ -160,6 +171,7 @@ static Pair pair_of(long reference, long target) {
 typedef struct {
     _Alignas(64) f64 side[2][BLOCK], clean[2][BLOCK], exact[BLOCK];
     _Alignas(64) f32 narrow[BLOCK];
+    int suspect;
 } Scratch;
 
 /* The numbers of one side as float32, or as float64 if either side is wide; in place if they lie so. */
@@ -185,8 +197,7 @@ static const f64 *exact_difference(const Pair *p, const u8 *raw[2], const f64 *w
         x[k] = (const u64 *)b->clean[k];
     }
     if (is_signed[0] == is_signed[1]) {
-        memcpy(b->exact, x[0], n * 8);
-        (is_signed[0] ? machine->signed_difference : machine->unsigned_difference)(x[1], b->exact, n);
+        (is_signed[0] ? machine->signed_difference : machine->unsigned_difference)(x[0], x[1], b->exact, n);
         return b->exact;
     }
     for (size_t i = 0; i < n; i++) {
@@ -208,20 +219,21 @@ static void add_block(const Pair *p, const u8 *raw[2], size_t n, Scratch *b, Sta
     const f64 *exact = NULL;
     Block out;
     uint64_t special[KINDS] = {0};
-    int finite, same = p->same && !memcmp(raw[0], raw[1], n * p->type[0]->item);
+    Ahead ahead;
+    for (int k = 0; k < 2; k++) ahead.step[k] = LANES * p->type[k]->item, ahead.at[k] = raw[k] + n * p->type[k]->item;
+    int same = p->same && !memcmp(raw[0], raw[1], n * p->type[0]->item);
     const void *x = widened(p, 0, raw[0], n, b), *y = same ? x : widened(p, 1, raw[1], n, b);
-    if (same) {
-        finite = kernel->square(x, n, &out);
-    } else {
-        const f64 *wide[2] = {x, y};
-        if (p->exact) exact = exact_difference(p, raw, wide, n, b);
-        finite = kernel->pair(x, y, exact, n, p->low, &out);
+    if (p->exact && !same) exact = exact_difference(p, raw, (const f64 *[2]){x, y}, n, b);
+    /* After a block with something that is not finite, the next is not tried as if all were. */
+    for (int cleaned = b->suspect;; cleaned = 1) {
+        if (cleaned) {
+            kernel->clean(x, y, n, b->clean[0], b->clean[1], special);
+            x = b->clean[0], y = b->clean[1];
+        }
+        int finite = same ? kernel->square(x, n, &out) : kernel->pair(x, y, exact, n, p->low, &ahead, &out);
+        if (finite || cleaned) break;
     }
-    if (!finite) {
-        kernel->clean(x, y, n, b->clean[0], b->clean[1], special);
-        x = b->clean[0], y = b->clean[1];
-        kernel->pair(x, y, exact, n, p->low, &out);
-    }
+    b->suspect = special[EITHER] > 0;
     if (out.limit[MAX_ABSOLUTE] > s->limit[MAX_ABSOLUTE]) {
         size_t i = 0;
         while (i < n - 1 && difference_at(p, x, y, exact, i) != out.limit[MAX_ABSOLUTE]) i++;
@@ -247,15 +259,15 @@ static int check_count(Py_ssize_t found, Py_ssize_t expected) {
 }
 
 static int add_streams(const Pair *p, const Py_buffer *view, State *s) {
-    size_t n[2];
-    for (int k = 0; k < 2; k++) n[k] = (size_t)view[k].len / p->type[k]->item;
-    if (n[0] != n[1] || n[0] * p->type[0]->item != (size_t)view[0].len || n[1] * p->type[1]->item != (size_t)view[1].len)
+    size_t n = (size_t)view[0].len / p->type[0]->item;
+    if (n * p->type[0]->item != (size_t)view[0].len || n * p->type[1]->item != (size_t)view[1].len)
         return PyErr_Format(PyExc_ValueError, "%zd bytes of dtype code %ld and %zd of %ld are not equally many elements",
                             view[0].len, p->code[0], view[1].len, p->code[1]), -1;
     Scratch b;
-    PyThreadState *released = n[0] > LARGE ? PyEval_SaveThread() : NULL;
+    b.suspect = 0;
+    PyThreadState *released = n > LARGE ? PyEval_SaveThread() : NULL;
     const u8 *raw[2] = {view[0].buf, view[1].buf};
-    for (size_t left = n[0], step; left; left -= step) {
+    for (size_t left = n, step; left; left -= step) {
         step = left < BLOCK ? left : BLOCK;
         add_block(p, raw, step, &b, s);
         for (int k = 0; k < 2; k++) raw[k] += step * p->type[k]->item;
@@ -273,9 +285,10 @@ static PyObject *contrast(PyObject *module, PyObject *const *args, Py_ssize_t co
         code[k] = PyLong_AsLong(args[2 * k + 1]);
         if (PyErr_Occurred()) return NULL;
         if (code[k] < 0 || code[k] >= DTYPES || dtypes[code[k]].kind == COMPLEX)
-            return PyErr_Format(PyExc_ValueError, "dtype code %ld is not that of a real dtype (0 to 12, 16 to 20)", code[k]);
+            return PyErr_Format(PyExc_ValueError, "dtype code %ld is of no real dtype (0 to 12, 16 to 20)", code[k]);
     }
-    while (held < 3 && !PyObject_GetBuffer(args[2 * held], &view[held], held == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) held++;
+    for (; held < 3; held++)
+        if (PyObject_GetBuffer(args[2 * held], &view[held], held == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) break;
     if (held == 3 && view[2].len != sizeof(State)) {
         PyErr_Format(PyExc_ValueError, "state has %zd bytes; it must have %zu", view[2].len, sizeof(State));
     } else if (held == 3) {
@@ -434,9 +447,11 @@ WIDEN(bool, u8, f32, x[i] != 0) WIDEN(e8m0, u8, f32, float8[4][x[i]]) WIDEN(f32,
 WIDEN(e4m3, u8, f32, float8[0][x[i]]) WIDEN(e4m3z, u8, f32, float8[2][x[i]])
 WIDEN(e5m2, u8, f32, float8[1][x[i]]) WIDEN(e5m2z, u8, f32, float8[3][x[i]])
 WIDEN(bf16, u16, u32, (u32)x[i] << 16)
-/* From the target's integers and, in `out`, the reference's. */
-WIDEN(signed, i64, f64, x[i] > ((i64 *)out)[i] ? (u64)x[i] - ((u64 *)out)[i] : ((u64 *)out)[i] - (u64)x[i])
-WIDEN(unsigned, u64, f64, x[i] > ((u64 *)out)[i] ? x[i] - ((u64 *)out)[i] : ((u64 *)out)[i] - x[i])
+#define DIFFERENCE_OF(name, type)                                                                                      \
+    TARGET static void FROM(name)(const u64 *r, const u64 *t, f64 *restrict out, size_t n) {                           \
+        for (size_t i = 0; i < n; i++) out[i] = (f64)((type)t[i] > (type)r[i] ? t[i] - r[i] : r[i] - t[i]);            \
+    }
+DIFFERENCE_OF(signed, i64) DIFFERENCE_OF(unsigned, u64)
 TARGET static void FROM(half)(const void *p, void *out, size_t n) {
     const u16 *x = p;
     size_t i = 0;
@@ -461,64 +476,98 @@ static const Machine JOIN2(machine_, VB) = {
     FROM(f32), FROM(signed), FROM(unsigned),
 };
 #undef WIDEN
+#undef DIFFERENCE_OF
 #undef FROM
 #undef VB
 
 #else
+/* LOAD: some elements as float64.  FUSED adds a * b, which is exact in float64 where a and b are float32: there, and only
+ * there, the two may be one instruction. */
+#if W == 32 && VB == 64
+#define LOAD(p) _mm512_cvtps_pd((__m256)*(const Part *)(p))
+#define FUSED(to, a, b) to = _mm512_fmadd_pd(a, b, to)
+#else
+#define LOAD(p) __builtin_convertvector(*(const Part *)(p), Wide)
+#if W == 32 && VB == 32
+#define FUSED(to, a, b) to = _mm256_fmadd_pd(a, b, to)
+#else
+#define FUSED(to, a, b) to += a * b
+#endif
+#endif
+
 /* Says how n elements differ; returns 0, and nonsense, if one may not be finite, which the squares tell; those of finite
  * float64 may overflow too.  Missing elements of the last step are zeros on both sides, which add nothing but equals. */
 TARGET static int NAME(pair)(const void *reference, const void *target, const f64 *exact, size_t n, double low,
-                             Block *block) {
+                             const Ahead *ahead, Block *block) {
     typedef double Wide __attribute__((vector_size(VB)));
     typedef uint64_t Mask __attribute__((vector_size(VB)));
+    typedef COUNTER Counter __attribute__((vector_size(VB / 8 * sizeof(COUNTER))));
     typedef double Load __attribute__((vector_size(VB), aligned(1), may_alias));
     typedef TYPE(f) Part __attribute__((vector_size(VB / 8 * sizeof(TYPE(f))), aligned(1), may_alias));
     enum { D = VB / 8, ND = LANES / D };
     const TYPE(f) *x = reference, *y = target;
+    const u8 *next = ahead->at[0], *next_target = ahead->at[1];
     const Wide none = {0}, least = none + low, inf = none + INFINITY, good = none + 0.001, fair = none + 0.005;
     const Mask one = (Mask){0} + 1, sign = one << 63, top = (Mask)inf;
-    Wide sum[SUMS][ND] = {{{0}}}, limit[LIMITS][ND] = {{{0}}};
-    Mask equal[ND] = {{0}}, poor[ND] = {{0}}, bad[ND] = {{0}};
+    Wide dot[ND], xx[ND], yy[ND], dd[ND], absolute[ND], shares[ND], units[ND], most[ND], worst[ND], furthest[ND];
+    Counter equal[ND], poor[ND], bad[ND];
     TYPE(f) last[2][LANES] = {{0}};
     f64 last_exact[LANES] = {0};
-    size_t steps = (n + LANES - 1) / LANES;
-    for (size_t left = n, k; left; left -= k, x += k, y += k, exact = exact ? exact + k : NULL) {
-        k = left < LANES ? left : LANES;
-        if (k < LANES) {
-            memcpy(last[0], x, k * sizeof *x), memcpy(last[1], y, k * sizeof *y);
-            if (exact) memcpy(last_exact, exact, k * 8), exact = last_exact;
-            x = last[0], y = last[1];
+    size_t whole = n / LANES * LANES, rest = n - whole;
+    memcpy(last[0], x + whole, rest * sizeof *x), memcpy(last[1], y + whole, rest * sizeof *y);
+    if (exact) memcpy(last_exact, exact + whole, rest * 8);
+    for (int j = 0; j < ND; j++) {
+        dot[j] = xx[j] = yy[j] = dd[j] = absolute[j] = shares[j] = units[j] = most[j] = worst[j] = furthest[j] = none;
+        equal[j] = poor[j] = bad[j] = (Counter){0};
+    }
+    for (size_t end = whole, part = 0; part < 2; part++) {
+        for (size_t i = 0; i < end; i += LANES) {
+            /* Memory is read while this block is worked on. */
+            __builtin_prefetch(next, 0, 2), __builtin_prefetch(next_target, 0, 2);
+            next += ahead->step[0], next_target += ahead->step[1];
+            for (int j = 0; j < ND; j++) {
+                Wide r = LOAD(x + i + j * D), t = LOAD(y + i + j * D);
+                Wide size = (Wide)((Mask)r & ~sign), d = (Wide)((Mask)(t - r) & ~sign);
+                if (W == 64 && exact) d = *(const Load *)(exact + i + j * D);
+                /* 0/0 is NaN, which no comparison counts. */
+                Wide relative = d / size;
+                /* Twice the inverse of the power of two at the reference. */
+                Wide inverse = (Wide)(top - ((Mask)LARGER(size, least) & top)), ulps = d * inverse;
+                FUSED(dot[j], r, t);
+                FUSED(xx[j], r, r);
+                FUSED(yy[j], t, t);
+                dd[j] += d * d, absolute[j] += d, units[j] += ulps;
+                most[j] = LARGER(d, most[j]), worst[j] = LARGER(relative, worst[j]);
+                furthest[j] = LARGER(ulps, furthest[j]);
+#if W == 32 && VB == 64
+                /* The same, of narrower numbers: no quotient of float32 but that by zero is infinite in float64. */
+                __m256 narrow = (__m256)*(const Part *)(x + i), other = (__m256)*(const Part *)(y + i);
+                TALLY(equal[j], _mm256_cmp_ps_mask(narrow, other, _CMP_EQ_OQ));
+                __mmask8 divisible = _mm256_cmp_ps_mask(narrow, _mm256_setzero_ps(), _CMP_NEQ_OQ);
+                shares[j] = _mm512_mask_add_pd(shares[j], divisible, shares[j], relative);
+#else
+                COUNT(equal[j], none, d);
+                ADD_BELOW(shares[j], relative, inf);
+#endif
+                COUNT(poor[j], relative, good);
+                COUNT(bad[j], relative, fair);
+            }
         }
-        for (int j = 0; j < ND; j++) {
-            Wide r = __builtin_convertvector(*(const Part *)(x + j * D), Wide);
-            Wide t = __builtin_convertvector(*(const Part *)(y + j * D), Wide);
-            Wide size = (Wide)((Mask)r & ~sign), d = (Wide)((Mask)(t - r) & ~sign);
-            if (exact) d = *(const Load *)(exact + j * D);
-            /* 0/0 is NaN, which no comparison counts. */
-            Wide relative = d / size;
-            /* Twice the inverse of the power of two at the reference. */
-            Wide inverse = (Wide)(top - ((Mask)LARGER(size, least) & top)), ulps = d * inverse;
-            sum[DOT][j] += r * t, sum[REFERENCE][j] += r * r, sum[TARGET_SIDE][j] += t * t;
-            sum[DIFFERENCE][j] += d * d, sum[ABSOLUTE][j] += d, sum[ULP][j] += ulps;
-            sum[RELATIVE][j] += BELOW(relative, inf);
-            limit[MAX_ABSOLUTE][j] = LARGER(d, limit[MAX_ABSOLUTE][j]);
-            limit[MAX_RELATIVE][j] = LARGER(relative, limit[MAX_RELATIVE][j]);
-            limit[MAX_ULP][j] = LARGER(ulps, limit[MAX_ULP][j]);
-            COUNT(equal[j], none, d);
-            COUNT(poor[j], relative, good);
-            COUNT(bad[j], relative, fair);
+        x = last[0], y = last[1], exact = exact ? last_exact : NULL, end = rest;
+    }
+    *block = (Block){.equal = rest ? rest - LANES : 0};
+    for (int j = 0; j < ND; j++) {
+        const Wide sums[SUMS] = {dot[j], xx[j], yy[j], dd[j], absolute[j], shares[j], units[j]};
+        const Wide limits[LIMITS] = {most[j], worst[j], furthest[j]};
+        for (int k = 0; k < D; k++) {
+            for (int i = 0; i < SUMS; i++) block->sum[i][j * D + k] = sums[i][k];
+            for (int i = 0; i < LIMITS; i++)
+                block->limit[i] = limits[i][k] > block->limit[i] ? limits[i][k] : block->limit[i];
+            block->equal += equal[j][k], block->thousandth += poor[j][k], block->five_thousandths += bad[j][k];
         }
     }
-    *block = (Block){.equal = n - steps * LANES};
-    memcpy(block->sum, sum, sizeof sum);
     double square = 0;
-    for (int k = 0; k < LANES; k++) {
-        square += block->sum[REFERENCE][k] + block->sum[TARGET_SIDE][k];
-        block->equal += equal[k / D][k % D], block->thousandth += poor[k / D][k % D];
-        block->five_thousandths += bad[k / D][k % D];
-        for (int i = 0; i < LIMITS; i++)
-            block->limit[i] = limit[i][k / D][k % D] > block->limit[i] ? limit[i][k / D][k % D] : block->limit[i];
-    }
+    for (int k = 0; k < LANES; k++) square += block->sum[REFERENCE][k] + block->sum[TARGET_SIDE][k];
     return square < INFINITY;
 }
 
@@ -532,8 +581,8 @@ TARGET static int NAME(square)(const void *p, size_t n, Block *block) {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
         for (int j = 0; j < ND; j++) {
-            Wide r = __builtin_convertvector(*(const Part *)(x + i + j * D), Wide);
-            sum[j] += r * r;
+            Wide r = LOAD(x + i + j * D);
+            FUSED(sum[j], r, r);
         }
     *block = (Block){.equal = n};
     memcpy(block->sum[DOT], sum, sizeof sum);
@@ -550,18 +599,22 @@ TARGET static void NAME(clean)(const void *p, const void *q, size_t n, void *out
                                uint64_t *special) {
     const TYPE(u) *x = p, *y = q, inf = W == 64 ? (TYPE(u))0x7FF0000000000000u : 0x7F800000u;
     const TYPE(u) size = ((TYPE(u))1 << (W - 1)) - 1;
+    TYPE(u) *restrict to = out, *restrict to_target = out_target;
     TYPE(u) nan[3] = {0}, infinite[4] = {0}, either = 0; /* nan and infinite in the order of the enum */
     for (size_t i = 0; i < n; i++) {
-        TYPE(u) a = x[i] & size, b = y[i] & size, both = a < inf && b < inf ? ~(TYPE(u))0 : 0;
-        nan[0] += a > inf && b <= inf, nan[1] += b > inf && a <= inf, nan[2] += a > inf && b > inf;
-        infinite[0] += a == inf && b != inf, infinite[1] += b == inf && a != inf;
-        infinite[2] += a == inf && x[i] == y[i], infinite[3] += a == inf && b == inf && x[i] != y[i];
-        either += !both;
-        ((TYPE(u) *)out)[i] = x[i] & both, ((TYPE(u) *)out_target)[i] = y[i] & both;
+        TYPE(u) r = x[i], t = y[i], a = r & size, b = t & size, both = (TYPE(u))-(TYPE(i))((a < inf) & (b < inf));
+        TYPE(u) nan_r = a > inf, nan_t = b > inf, inf_r = a == inf, inf_t = b == inf, same = r == t;
+        nan[0] += nan_r & ~nan_t, nan[1] += nan_t & ~nan_r, nan[2] += nan_r & nan_t;
+        infinite[0] += inf_r & ~inf_t, infinite[1] += inf_t & ~inf_r;
+        infinite[2] += inf_r & same, infinite[3] += inf_r & inf_t & ~same;
+        either += both + 1;
+        to[i] = r & both, to_target[i] = t & both;
     }
     for (int k = 0; k < 3; k++) special[NAN_REFERENCE + k] += nan[k];
     for (int k = 0; k < 4; k++) special[INF_REFERENCE + k] += infinite[k];
     special[EITHER] += either;
 }
+#undef LOAD
+#undef FUSED
 #undef W
 #endif

@@ -444,7 +444,7 @@ def test_streams_that_are_not_equally_long_are_refused(module):
 
 
 @pytest.mark.skipif(len(MODULES) < 2, reason="the extension is not built")
-@pytest.mark.parametrize("name", ["float32", "float64", "float16", "int64", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "int32", "int64", "uint64", "float8_e5m2"])
 def test_the_numbers_are_the_same_whatever_the_instruction_set(name):
     program = (
         "import sys, numpy as np; from ulpscope import _pairs, pairs; from ulpscope.dtypes import DTYPES;"
