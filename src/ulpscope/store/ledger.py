@@ -7,7 +7,6 @@ docs/judge.md.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -100,14 +99,7 @@ class Row:
         return self.op.split(".")[1]
 
 
-_DEFAULTS = {
-    kind: {
-        each.name: each.default if each.default is not dataclasses.MISSING else {}
-        for each in dataclasses.fields(kind)
-        if each.default is not dataclasses.MISSING or each.default_factory is not dataclasses.MISSING
-    }
-    for kind in (Row, Measure, Leaf, Exchange)
-}
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class LedgerWriter:
@@ -118,8 +110,9 @@ class LedgerWriter:
         self._file: TextIO = path.open("w", encoding="utf-8")
         self._file.write(json.dumps({"format": FORMAT, **about}, sort_keys=True) + "\n")
 
-    def add(self, row: Row) -> None:
-        self._file.write(json.dumps(_plain(row)) + "\n")
+    def add(self, fields: dict[str, Any]) -> None:
+        """One row, as the fields of Row; a field that has its default may be left out."""
+        self._file.write(_dumps(fields) + "\n")
 
     def flush(self) -> None:
         self._file.flush()
@@ -167,22 +160,6 @@ def _rows(file: TextIO) -> Iterator[Row]:
             yield _row(json.loads(line))
         except ValueError:
             return
-
-
-def _plain(thing: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
-    defaults = _DEFAULTS[type(thing)]
-    plain: dict[str, Any] = {}
-    for each in dataclasses.fields(thing):
-        value = getattr(thing, each.name)
-        if each.name in defaults and value == defaults[each.name]:
-            continue
-        if each.name in ("measures", "leaves"):
-            value = [_plain(item) for item in value]
-        elif each.name == "exchange":
-            value = _plain(value)
-        plain[each.name] = value
-    return plain
 
 
 def _row(plain: dict[str, Any]) -> Row:

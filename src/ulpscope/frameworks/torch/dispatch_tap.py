@@ -29,7 +29,7 @@ class KernelMode(TorchDispatchMode):
         kwargs = kwargs or {}
         tap, state = self.tap, self.state
         if state.busy or not tap.observer.active or tap.names.of(func).treatment == IGNORED:
-            return _redispatch(state, func, args, kwargs)
+            return redispatch(state, func, args, kwargs)
         return tap.run(state, func, args, kwargs)
 
 
@@ -48,7 +48,7 @@ class DispatchTap:
         observer = self.observer
         above = state.calls[-1] if state.calls else None
         if self.below is not None and not any(self.below(call) for call in state.calls):
-            return _redispatch(state, func, args, kwargs)
+            return redispatch(state, func, args, kwargs)
         phase = Phase.FORWARD if torch._C._current_graph_task_id() == -1 else Phase.BACKWARD
         call: OpenCall | None = None
         api = self.names.of(func)
@@ -71,11 +71,11 @@ class DispatchTap:
             observer.trouble(str(func), error)
         finally:
             observer.leave(state)
-        written = _written(func, args, kwargs)
-        lists = [tensor for tensor in written if tensor.is_cpu] if _raises_late(func) else []
+        written = written_by(func, args, kwargs)
+        lists = [tensor for tensor in written if tensor.is_cpu] if raises_late(func) else []
         versions = [tensor._version for tensor in lists]
         try:
-            result = _redispatch(state, func, args, kwargs)
+            result = redispatch(state, func, args, kwargs)
         except BaseException as error:
             if call is not None:
                 observer.close_raised(call, error)
@@ -103,7 +103,7 @@ class DispatchTap:
         return result
 
 
-def _redispatch(state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def redispatch(state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs the kernel. Inside a backward pass the function mode is on and must not take it for a call of the program."""
     state.redispatched = func
     try:
@@ -112,7 +112,7 @@ def _redispatch(state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: di
         state.redispatched = None
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a kernel says it writes."""
     schema = func._schema
     if not schema.is_mutable:
@@ -126,7 +126,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
     return found
 
 
-def _raises_late(func: Any) -> bool:
+def raises_late(func: Any) -> bool:
     """Whether the versions rise only through the in-place kernels that a list kernel calls: on the CPU, below a mode,
     those calls no longer raise them."""
     name = func._schema.name

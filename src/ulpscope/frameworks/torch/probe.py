@@ -72,6 +72,7 @@ class TorchProbe:
         below: Callable[[OpenCall], bool] | None = None,
         vendor: KernelsBelow | None = None,
         as_msprobe: bool = False,
+        kernel_mode: Callable[[ThreadState], Any] | None = None,
     ) -> None:
         kernels = level is Level.KERNEL and vendor is None
         self.backward = BackwardTap(observer, node_order=as_msprobe)
@@ -95,7 +96,7 @@ class TorchProbe:
         self._threads = ThreadTap(
             observer,
             lambda state: CallMode(self._functions, state),
-            (lambda state: KernelMode(dispatch, state)) if kernels else None,
+            (kernel_mode or (lambda state: KernelMode(dispatch, state))) if kernels else None,
             self.backward.finish_pass,
         )
         self._compiled = CompiledTap(observer, self._suspend, self._resume)

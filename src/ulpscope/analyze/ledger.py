@@ -1,0 +1,259 @@
+"""The judge: which call introduced an error, from ledgers alone.
+
+Every row says how far a call was from the same operation in higher precision on the same inputs. What it inherited is in
+its inputs and not in its score, so a row above its limit introduced what it is above it by. Before any arithmetic, what the
+two runs were told is compared: arguments, weights, inputs, calls that only one of them makes.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ulpscope.analyze.limits import LOW, Limit, limit
+from ulpscope.analyze.told import Key, keyed, told_differently
+from ulpscope.store.ledger import Measure, Row
+
+_SURE = 4.0  # so many limits above are not a matter of where the limit is
+_STANDARD_ERRORS = 8.0
+_LEANS = 0.05
+_FEW = 4  # with fewer calls of a kind, there is no usual one
+_SMALL = 0.05
+_NOTABLE = 0.45
+_OUTLIER = 1.5
+_UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+class Verdict(enum.Enum):
+    """What one call did."""
+
+    IDENTICAL = "identical"
+    WITHIN = "within rounding"
+    INTRODUCED = "introduced"
+    TOLD = "told differently"
+    INHERITED = "inherited"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A call that is not explained by rounding. `excess` is how many times it is above its limit."""
+
+    row: Row
+    verdict: Verdict
+    why: str
+    excess: float
+    measure: Measure | None = None
+    limit: Limit | None = None
+
+    @property
+    def sure(self) -> bool:
+        return self.excess >= _SURE
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """All findings in the order of execution, the one to look at, and how many rows got which verdict."""
+
+    first: Finding | None
+    findings: tuple[Finding, ...]
+    counts: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    compared: bool = False
+
+
+def judge(target: Sequence[Row], reference: Sequence[Row] | None = None) -> Judgement:
+    """Judges a run by itself, or against a reference run. Rows of all ranks together, in any order."""
+    target = sorted(target, key=_order)
+    partners: dict[Key, Row] = {} if reference is None else keyed(sorted(reference, key=_order))
+    keys = keyed(target)
+    findings: list[Finding] = []
+    counts: defaultdict[str, int] = defaultdict(int)
+    unknown: defaultdict[str, int] = defaultdict(int)
+    if reference is not None:
+        findings += [
+            Finding(row, Verdict.TOLD, why, excess)
+            for row, why, excess in told_differently(sorted(reference, key=_order), target)
+        ]
+    findings += _exchanges(target)
+    peers = _Peers(
+        (row, measure, same_place(partners.get(key), measure)) for key, row in keys.items() for measure in row.measures
+    )
+    for key, row in keys.items():
+        finding = _weigh(row, partners.get(key), peers)
+        if finding is not None:
+            findings.append(finding)
+            counts[finding.verdict.value] += 1
+        elif row.unknown is not None:
+            counts[Verdict.UNKNOWN.value] += 1
+            unknown[f"{row.op}: {row.unknown}"] += 1
+        else:
+            exact = all(measure.rms == 0 for measure in row.measures)
+            counts[(Verdict.IDENTICAL if exact else Verdict.WITHIN).value] += 1
+    findings.sort(key=lambda finding: (*_order(finding.row), finding.verdict is not Verdict.TOLD))
+    return Judgement(_first(findings), tuple(findings), dict(counts), dict(unknown), compared=reference is not None)
+
+
+def _first(findings: Sequence[Finding]) -> Finding | None:
+    """The first that is sure; only where none is, the first at all."""
+    return next((finding for finding in findings if finding.sure), findings[0] if findings else None)
+
+
+def _order(row: Row) -> tuple[int, int, int]:
+    return row.step, row.seq, row.rank
+
+
+# --- one call -----------------------------------------------------------------------------------------------------
+
+
+class _Peers:
+    """The other calls of the same kernel in the same run: what this run's kernels usually do.
+
+    A score is compared as it is, or, where the reference run has the same call, as a multiple of that one's score: the data
+    are then the same on both sides and only the kernel is left.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Row, Measure, Measure | None]]) -> None:
+        self._known: defaultdict[tuple[str, str, int, bool], list[float]] = defaultdict(list)
+        for row, measure, other in pairs:
+            self._known[self._key(row, measure, other)].append(_relative(measure, other))
+        for values in self._known.values():
+            values.sort()
+
+    def usual(self, row: Row, measure: Measure, other: Measure | None) -> float | None:
+        """The highest score of the others; None where there are too few to speak of."""
+        values = self._known[self._key(row, measure, other)]
+        if len(values) < _FEW:
+            return None
+        mine = _relative(measure, other)
+        return values[-1] if mine < values[-1] else values[-2]
+
+    @staticmethod
+    def _key(row: Row, measure: Measure, other: Measure | None) -> tuple[str, str, int, bool]:
+        return row.op, measure.dtype, measure.place, _comparable(other)
+
+
+def _comparable(other: Measure | None) -> bool:
+    return other is not None and other.rms > _SMALL
+
+
+def _relative(measure: Measure, other: Measure | None) -> float:
+    return measure.rms / other.rms if other is not None and _comparable(other) else measure.rms
+
+
+def _weigh(row: Row, partner: Row | None, peers: _Peers) -> Finding | None:
+    """The worst of the call's results, if it is above its limit."""
+    worst: Finding | None = None
+    for measure in row.measures:
+        found = _weigh_measure(row, measure, same_place(partner, measure), peers)
+        if found is not None and (worst is None or found.excess > worst.excess):
+            worst = found
+    return worst
+
+
+def same_place(partner: Row | None, measure: Measure) -> Measure | None:
+    """The same result of the same call of the reference run; another dtype has other units and says nothing."""
+    if partner is None:
+        return None
+    found = next((other for other in partner.measures if other.place == measure.place), None)
+    return found if found is not None and found.dtype == measure.dtype else None
+
+
+def _weigh_measure(row: Row, measure: Measure, other: Measure | None, peers: _Peers) -> Finding | None:
+    if measure.lost and not (other is not None and other.lost):
+        why = f"{measure.lost} values are not finite but should be"
+        return Finding(row, Verdict.INTRODUCED, why, math.inf, measure)
+    if measure.wrong:
+        if other is not None and other.wrong:
+            return None
+        why = f"{measure.wrong} of {math.prod(measure.shape)} elements differ, and this operation must not change any"
+        return Finding(row, Verdict.INTRODUCED, why, math.inf, measure)
+    if measure.overflowed and not (other is not None and other.overflowed):
+        why = f"{measure.overflowed} values are beyond what {measure.dtype} can hold"
+        return Finding(row, Verdict.INTRODUCED, why, 1.5, measure)
+    bound = _bound(row, measure, other)
+    unit = f"units of {measure.dtype} rounding"
+    ratios = [
+        (measure.rms / bound.rms, f"error {measure.rms:.2g} {unit}, expected at most {bound.rms:.2g}"),
+        (measure.worst / bound.worst, f"one element is off by {measure.worst:.2g} {unit}"),
+        _bias(measure, bound, other),
+        _unlike_its_peers(row, measure, other, peers),
+    ]
+    excess, why = max(ratios)
+    return Finding(row, Verdict.INTRODUCED, why, excess, measure, bound) if excess > 1 else None
+
+
+def _bound(row: Row, measure: Measure, other: Measure | None) -> Limit:
+    """Theory, wider where the reference run itself is wider. Low precision rounds once: what leans there, leans on purpose."""
+    bound = limit(row, measure)
+    if other is None:
+        return bound
+    bias = max(abs(other.toward), abs(other.up))
+    return Limit(
+        max(bound.rms, 3 * other.rms),
+        max(bound.worst, 3 * other.worst),
+        max(_LEANS if measure.dtype in LOW else bound.bias, 2 * bias),
+    )
+
+
+def _unlike_its_peers(row: Row, measure: Measure, other: Measure | None, peers: _Peers) -> tuple[float, str]:
+    """Partial sums rounded in low precision: below what theory allows, but this run's other calls do not do it."""
+    if measure.dtype not in LOW or row.kind != "contraction" or measure.rms < _NOTABLE:
+        return 0.0, ""
+    usual = peers.usual(row, measure, other)
+    if usual is None:
+        return 0.0, ""
+    mine = _relative(measure, other)
+    against = "the reference's own error" if _comparable(other) else "a unit of rounding"
+    why = f"error {mine:.2g} times {against}; no other {row.name} of this run is above {usual:.2g}"
+    return mine / (_OUTLIER * max(usual, 1.0 if _comparable(other) else _NOTABLE)), why
+
+
+def _bias(measure: Measure, bound: Limit, other: Measure | None) -> tuple[float, str]:
+    size = max(abs(measure.toward), abs(measure.up))
+    noise = _STANDARD_ERRORS * math.hypot(measure.spread, other.spread if other is not None else 0.0)
+    direction = "toward zero" if measure.toward < 0 else "away from zero"
+    if abs(measure.up) > abs(measure.toward):
+        direction = "upward" if measure.up > 0 else "downward"
+    why = f"all results lean {direction} by {size:.2g} units of {measure.dtype} rounding; rounding leans nowhere"
+    return size / max(bound.bias, noise, 1e-9), why
+
+
+# --- collectives --------------------------------------------------------------------------------------------------
+
+
+def _exchanges(rows: Iterable[Row]) -> Iterator[Finding]:
+    """Reductions over ranks: what every rank got must be the sum of what all gave. Sketches are linear, so they add up."""
+    groups: defaultdict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.exchange is not None and row.measures:
+            groups[row.exchange.group, row.exchange.number, row.exchange.how].append(row)
+    for found in groups.values():
+        exchange = found[0].exchange
+        assert exchange is not None
+        if len(found) == len(exchange.group) and exchange.how.startswith("allreduce"):
+            yield from _check_sum(found, exchange.how)
+
+
+def _check_sum(rows: Sequence[Row], how: str) -> Iterator[Finding]:
+    given = [row.exchange.given for row in rows if row.exchange is not None]
+    total = [math.fsum(parts) for parts in zip(*given, strict=False)]
+    share = 1 / len(rows) if how.endswith("avg") else 1.0
+    if not how.endswith(("sum", "avg", "unknown")):
+        return
+    scores = []
+    for row in rows:
+        assert row.exchange is not None
+        unit = _UNITS.get(row.measures[0].dtype, 2.0**-24) * max(row.exchange.norm, 1e-300)
+        off = max((abs(got - share * want) for got, want in zip(row.exchange.got, total, strict=False)), default=0.0)
+        scores.append(off / unit)
+    bound = 2.0 * len(rows)
+    if how.endswith("unknown") and min(scores) > bound:
+        return  # not a sum
+    for row, score in zip(rows, scores, strict=True):
+        if score > bound:
+            why = f"what this rank got is not the sum of what the {len(rows)} ranks gave (off by {score:.2g} units)"
+            yield Finding(row, Verdict.INTRODUCED, why, score / bound, row.measures[0])

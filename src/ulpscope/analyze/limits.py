@@ -1,0 +1,64 @@
+"""What rounding explains: limits for the error of one call, from dtype, operator and length of its sums.
+
+Units are those of `store.ledger.Measure`. A result that is rounded once and to nearest has a root mean square below 0.58
+and no element above 1. The limits leave room for other but correct kernels: other orders of summation, up to four
+partial sums in the working precision, approximations that are off by a unit or two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ulpscope.store.ledger import Measure, Row
+
+LOW = frozenset({"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
+# Adds up one by one in the dtype of the result: the error grows with the root of the length.
+_ONE_BY_ONE = frozenset(
+    [
+        "embedding_dense_backward",
+        "index_add",
+        "index_add_",
+        "scatter_add",
+        "scatter_add_",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "native_layer_norm_backward",
+        "native_group_norm_backward",
+        "native_batch_norm_backward",
+        "cumsum",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+    ]
+)
+_ONCE = frozenset(["mul", "add", "sub", "rsub", "square", "sqrt", "reciprocal"])
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Above either, rounding does not explain the call. `bias` is the mean relative error that chance explains."""
+
+    rms: float
+    worst: float
+    bias: float
+
+
+def limit(row: Row, measure: Measure) -> Limit:
+    """The limit from theory alone."""
+    low = measure.dtype in LOW
+    length = math.sqrt(max(1, measure.terms))
+    name = row.name.removeprefix("_foreach_").rstrip("_")
+    if row.name in _ONE_BY_ONE or name in _ONE_BY_ONE:
+        return Limit(2.0 + 4.0 * length, 16.0 + 32.0 * length, 1.0)
+    if row.kind == "map":
+        if name == "div" and not low:
+            return Limit(2.0, 4.0, 1.2)  # by a scalar: the rounded reciprocal is multiplied
+        if name in _ONCE:
+            return Limit(1.0, 2.5, 0.4)
+        return Limit(1.0, 2.5, 0.2) if low else Limit(2.0, 16.0, 0.5)
+    if row.kind == "norm":
+        return Limit(1.0, 4.0, 0.2) if low else Limit(4.0, 32.0, 0.5)
+    if low:
+        return Limit(0.8, 6.0, 0.2)
+    return Limit(2.0 + 0.5 * length, 16.0 + 6.0 * length, 0.4)

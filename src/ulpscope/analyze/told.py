@@ -1,0 +1,144 @@
+"""What differs between two runs before any arithmetic: arguments, weights, masks, seeds, calls that only one side makes.
+
+A replay cannot see these, the kernel did what it was told. What follows from values (a shape after a choice, a number read
+back from a tensor) is not compared: that was computed, and computing is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ulpscope.store.ledger import Leaf, Row
+
+Key = tuple[int, int, str, str, str, int]
+Told = tuple[Row, str, float]
+_UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+_CASTS = frozenset({"_to_copy", "clone", "copy_", "copy", "to", "contiguous"})
+_CAST_APIS = ("Tensor.to.", "Tensor.float.", "Tensor.type.", "Tensor.half.", "Tensor.bfloat16.", "Tensor.type_as.")
+_SETS = 1e9  # nothing about it is a matter of degree
+
+
+def keyed(rows: Sequence[Row]) -> dict[Key, Row]:
+    """Every row by what it is in its module: an extra call in one module does not shift the others."""
+    counts: Counter[tuple[Any, ...]] = Counter()
+    found: dict[Key, Row] = {}
+    for row in rows:
+        part = (row.rank, row.step, row.phase, row.module or row.param or "", row.op)
+        found[(*part, counts[part])] = row
+        counts[part] += 1
+    return found
+
+
+def told_differently(reference: Sequence[Row], target: Sequence[Row]) -> Iterator[Told]:
+    """Rows of the target that were told something else, in order, with the reason and how far it is from a rounding."""
+    partners = keyed(reference)
+    mixed = _main_dtype(reference) != _main_dtype(target)
+    read_back: set[int] = set()
+    decided: set[int] = set()
+    missing = _calls_apart(reference, target, mixed)
+    for key, row in keyed(target).items():
+        if row.decides:
+            decided.add(row.rank)
+            if row.name in ("_local_scalar_dense", "is_nonzero"):
+                read_back.add(row.rank)
+        partner = partners.get(key)
+        why = None
+        if partner is not None:
+            why = _arguments(partner, row, mixed, row.rank in read_back, row.rank in decided) or _leaves(partner, row)
+        elif row.rank not in decided and row.phase == "forward":
+            why = missing.get((row.rank, row.step, row.module, _api(row)))
+        if why:
+            yield row, why, _SETS
+
+
+def _main_dtype(rows: Sequence[Row]) -> str:
+    counts = Counter(measure.dtype for row in rows for measure in row.measures if measure.dtype in _UNIT)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _api(row: Row) -> str:
+    return row.api.rsplit(".", 2)[0] if row.api else ""
+
+
+def _calls_apart(reference: Sequence[Row], target: Sequence[Row], mixed: bool) -> dict[tuple[int, int, str, str], str]:
+    """API calls that one side makes more often in a module than the other."""
+
+    def counted(rows: Sequence[Row]) -> dict[tuple[int, int, str, str], int]:
+        names: defaultdict[tuple[int, int, str, str], set[str]] = defaultdict(set)
+        for row in rows:
+            if row.phase == "forward" and row.api and not (mixed and row.api.startswith(_CAST_APIS)):
+                names[row.rank, row.step, row.module, _api(row)].add(row.api)
+        return {key: len(found) for key, found in names.items()}
+
+    ours, theirs = counted(target), counted(reference)
+    return {
+        key: f"called {count} times here, {theirs.get(key, 0)} times in the reference"
+        for key, count in ours.items()
+        if count != theirs.get(key, 0)
+    }
+
+
+def _arguments(reference: Row, target: Row, mixed: bool, read_back: bool, decided: bool) -> str | None:
+    if target.phase == "backward" or (target.phase == "optimizer" and target.step > 0 and read_back):
+        return None
+    if not mixed and reference.dtypes != target.dtypes and target.kind != "view":
+        return f"reads {target.dtypes or 'no floats'}, the reference reads {reference.dtypes or 'no floats'}"
+    for name in sorted(set(reference.scalars) | set(target.scalars)):
+        here, there = target.scalars.get(name), reference.scalars.get(name)
+        if not _same(there, here, mixed, read_back, decided):
+            return f"{name} = {_shown(here)}, the reference has {_shown(there)}"
+    return None
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _same(there: Any, here: Any, mixed: bool, read_back: bool, decided: bool) -> bool:
+    if there == here:
+        return True
+    if isinstance(there, list) and isinstance(here, list):
+        return decided or (
+            len(there) == len(here)
+            and all(_same(a, b, mixed, read_back, decided) for a, b in zip(there, here, strict=True))
+        )
+    numbers = isinstance(there, int | float) and isinstance(here, int | float)
+    if not numbers:
+        # A dtype, a limit of a dtype written as text, or an argument that only one side passes.
+        return mixed and isinstance(here, str) and isinstance(there, str)
+    if isinstance(there, int) and isinstance(here, int):
+        return decided
+    size = max(abs(there), abs(here))
+    if mixed and size > 1e4 and min(abs(there), abs(here)) > 1e4 and (there < 0) == (here < 0):
+        return True  # the largest number of the dtype, as masks use it
+    allowed = 2.0**-6 if read_back else 1e-12
+    return bool(abs(there - here) <= allowed * size)
+
+
+def _leaves(reference: Row, target: Row) -> str | None:
+    others = {leaf.place: leaf for leaf in reference.leaves}
+    for leaf in target.leaves:
+        other = others.get(leaf.place)
+        if other is not None and not _equal(other, leaf):
+            name = leaf.name or other.name
+            what = f"the values of {name}" if name else f"its input {leaf.place}"
+            return f"{what} differ from those of the reference, and no call computed them"
+    return None
+
+
+def _equal(there: Leaf, here: Leaf) -> bool:
+    """Equal bits; with another dtype, equal up to the rounding of the lower one."""
+    if there.shape != here.shape:
+        return False
+    if there.dtype == here.dtype:
+        return there.crc == here.crc
+    unit = max(_UNIT.get(there.dtype, 0.0), _UNIT.get(here.dtype, 0.0))
+    if not unit or here.norm < 0:
+        return True
+    allowed = 4 * unit * max(there.norm, here.norm)
+    return all(abs(a - b) <= allowed for a, b in zip(there.sketch, here.sketch, strict=False)) and math.isfinite(
+        here.norm
+    )

@@ -1,0 +1,277 @@
+"""The mode that runs every kernel as it is, and then once more in higher precision on the same inputs.
+
+The run is not changed: what a kernel writes is copied before, generators are put back, our own kernels run below all modes,
+and whatever goes wrong here is a note on the row, never an exception in the program.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ulpscope.frameworks.base import Observer, ThreadState
+from ulpscope.frameworks.torch import replay_reference as references
+from ulpscope.frameworks.torch.dispatch_tap import raises_late, redispatch, written_by
+from ulpscope.frameworks.torch.names import IGNORED, ApiNames
+from ulpscope.frameworks.torch.replay_choice import choice_scores
+from ulpscope.frameworks.torch.replay_exchange import Exchanges
+from ulpscope.frameworks.torch.replay_origins import Origins, scalars
+from ulpscope.frameworks.torch.replay_place import Places
+from ulpscope.frameworks.torch.replay_reference import Plan
+from ulpscope.frameworks.torch.replay_score import UNIT, can_score, exact_score, rounded_score
+from ulpscope.frameworks.torch.replay_values import items, results, tensors
+
+Emit = Callable[[dict[str, Any]], None]
+_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+
+
+class ReplayMode(TorchDispatchMode):
+    """The mode of one thread."""
+
+    def __init__(self, tap: ReplayTap, state: ThreadState) -> None:
+        super().__init__()
+        self.tap = tap
+        self.state = state
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tap, state = self.tap, self.state
+        if state.busy or not tap.observer.active or tap.names.of(func).treatment == IGNORED:
+            return redispatch(state, func, args, kwargs)
+        return tap.run(state, func, args, kwargs)
+
+
+class ReplayTap:
+    """Measures every kernel call and emits one row of plain values for each."""
+
+    def __init__(self, observer: Observer, emit: Emit, places: Places) -> None:
+        self.observer = observer
+        self.names = ApiNames()
+        self._emit = emit
+        self._places = places
+        self._origins = Origins()
+        self._exchanges = Exchanges()
+        self._plans: dict[Any, Plan] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        observer = self.observer
+        row: dict[str, Any] | None = None
+        plan: Plan | None = None
+        before: Any = None
+        observer.enter(state)
+        try:
+            place = self._places.of(state, args)
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+                plan = self._plan(func)
+                row = self._begin(place, plan, args, kwargs)
+                before = self._before(plan, args, kwargs)
+        except Exception as error:  # the hook border
+            observer.trouble(str(func), error)
+        finally:
+            observer.leave(state)
+        lists = [tensor for tensor in written_by(func, args, kwargs) if tensor.is_cpu] if raises_late(func) else []
+        versions = [tensor._version for tensor in lists]
+        result = redispatch(state, func, args, kwargs)
+        for tensor, version in zip(lists, versions, strict=True):
+            if tensor._version == version:  # as in dispatch_tap: without a mode torch would have raised it
+                torch.autograd.graph.increment_version(tensor)
+        if plan is None or row is None:
+            return result
+        observer.enter(state)
+        try:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+                self._after(plan, row, args, kwargs, before, result)
+        except Exception as error:  # the hook border
+            observer.trouble(str(func), error)
+        finally:
+            observer.leave(state)
+        return result
+
+    def _plan(self, func: Any) -> Plan:
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = references.plan_of(func)
+        return plan
+
+    def _begin(
+        self, place: dict[str, Any], plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        read = tensors(args, kwargs)
+        dtypes = ",".join(str(leaf.dtype)[6:] for leaf in read if leaf.is_floating_point())
+        index = self._counts[plan.op, dtypes]
+        self._counts[plan.op, dtypes] = index + 1
+        row = {"op": plan.op, "dtypes": dtypes, "index": index, "kind": plan.kind, **place}
+        plain = scalars(plan, args, kwargs)
+        if plain:
+            row["scalars"] = plain
+        if plan.kind not in ("view", "unwritten"):
+            leaves = self._origins.leaves(plan, args, kwargs)
+            if leaves:
+                row["leaves"] = [{**leaf, "name": self._places.name_of(read, leaf)} for leaf in leaves]
+        row["measured"] = self._origins.is_measured(read)
+        if plan.decides and row["measured"]:
+            row["decides"] = True
+        return row
+
+    def _before(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if plan.op.partition(".")[0] in _COMMUNICATION:
+            return self._exchanges.before(plan, args)
+        if plan.kind == "random":
+            return *references.keep_written(plan, args, kwargs), _Generators(args, kwargs)
+        return references.keep_written(plan, args, kwargs)
+
+    def _after(
+        self,
+        plan: Plan,
+        row: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: Any,
+        result: Any,
+    ) -> None:
+        if plan.op.partition(".")[0] in _COMMUNICATION:
+            row["kind"] = "collective"
+            row |= self._exchanges.after(plan, args, before, result)
+            self._origins.made([*items(args), *results(result)], measured=True)
+            del row["measured"]
+            self._emit(row)
+            return
+        try:
+            measures = self._measures(plan, row, args, kwargs, before, result)
+            row["measures"] = [measure for measure in measures if measure is not None]
+        except Exception as error:  # the hook border: no reference for this kernel, or not for these arguments
+            row["unknown"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+        measured = row.pop("measured") or plan.kind == "random"
+        if plan.kind != "view":
+            self._origins.made(results(result), measured=measured)
+            self._origins.made(references.outputs(plan, args, kwargs, result), measured=measured)
+        self._emit(row)
+
+    def _measures(
+        self,
+        plan: Plan,
+        row: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: Any,
+        result: Any,
+    ) -> list[dict[str, Any] | None]:
+        if plan.kind == "unwritten":
+            return []
+        if plan.kind == "view":
+            return _view_scores(plan, args, kwargs, result)
+        found = references.outputs(plan, args, kwargs, result)
+        if not any(isinstance(item, Tensor) for item in found):
+            return []
+        if plan.kind == "random":
+            kept, kept_kwargs, generators = before
+            row["seed"] = generators.seed
+            with generators:
+                expected = references.outputs(plan, kept, kept_kwargs, plan.func(*kept, **kept_kwargs))
+            return [_exact(at, item, want) for at, (item, want) in enumerate(zip(found, expected, strict=True))]
+        kept, kept_kwargs = before
+        if plan.kind == "choice":
+            return [{**_about(at, item), **score} for at, item, score in choice_scores(plan, args, kwargs, result)]
+        want = references.expected(plan, kept, kept_kwargs, found)
+        measures: list[dict[str, Any] | None] = []
+        for at, item in enumerate(found):
+            value = want.values[at]
+            if not isinstance(item, Tensor) or not isinstance(value, Tensor) or not item.numel():
+                continue
+            if want.exact or not can_score(item):
+                measures.append(_exact(at, item, value))
+                continue
+            scale = want.scales[at]
+            value = value.double() if value.dtype is not torch.float64 else value
+            if value.shape != item.shape and value.numel() == item.numel():
+                value = value.reshape(item.shape)
+            if scale is not None and scale.numel() == item.numel():
+                scale = scale.reshape(item.shape)
+            elif scale is not None:
+                scale = scale.expand(item.shape)
+            dtype = _coarsest(kept, kept_kwargs, item.dtype) if plan.kind == "other" else item.dtype
+            score = rounded_score(item, value.to(item.device), scale, dtype=dtype, working=want.working[at])
+            if (score.get("overflowed") or score.get("lost")) and not _finite(kept, kept_kwargs):
+                score["overflowed"] = 0
+                if plan.kind in ("contraction", "other"):  # inf - inf in another order
+                    score["lost"] = 0
+            measures.append({**_about(at, item), "dtype": str(dtype)[6:], "terms": want.terms[at], **score})
+        return measures
+
+
+def _about(at: int, item: Tensor) -> dict[str, Any]:
+    return {"place": at, "dtype": str(item.dtype)[6:], "shape": tuple(item.shape), "terms": 1}
+
+
+def _exact(at: int, item: Any, want: Any) -> dict[str, Any] | None:
+    if not isinstance(item, Tensor) or not isinstance(want, Tensor) or not item.numel():
+        return None
+    return {**_about(at, item), **exact_score(item, want)}
+
+
+def _view_scores(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[dict[str, Any] | None]:
+    """A view must look at the same memory in the same way."""
+    wrong: list[dict[str, Any] | None] = []
+    for at, (item, want) in enumerate(zip(results(result), results(plan.func(*args, **kwargs)), strict=True)):
+        if not isinstance(item, Tensor) or (
+            item.data_ptr() == want.data_ptr() and item.shape == want.shape and item.stride() == want.stride()
+        ):
+            continue
+        score = exact_score(item, want)
+        if score.get("wrong"):
+            wrong.append({**_about(at, item), **score})
+    return wrong
+
+
+def _coarsest(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> torch.dtype:
+    """A fused kernel may keep what it computes inside in the precision of its inputs."""
+    found = [leaf.dtype for leaf in tensors(args, kwargs) if leaf.dtype in UNIT]
+    return max([dtype, *found], key=UNIT.__getitem__)
+
+
+def _finite(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether all inputs are numbers: then what is not, was made here."""
+    return all(bool(torch.isfinite(leaf).all()) for leaf in tensors(args, kwargs) if leaf.dtype in UNIT)
+
+
+class _Generators:
+    """The state of the generators a call draws from, taken before it; inside `with`, they stand there again."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = [item for item in items(args, kwargs) if isinstance(item, torch.Generator)]
+        self._generators = given or _default_generators(args, kwargs)
+        self._before = [generator.get_state() for generator in self._generators]
+        self._now: list[Tensor] = []
+
+    @property
+    def seed(self) -> int:
+        return self._generators[0].initial_seed() % (1 << 62) if self._generators else 0
+
+    def __enter__(self) -> None:
+        self._now = [generator.get_state() for generator in self._generators]
+        for generator, state in zip(self._generators, self._before, strict=True):
+            generator.set_state(state)
+
+    def __exit__(self, *error: object) -> None:
+        for generator, state in zip(self._generators, self._now, strict=True):
+            generator.set_state(state)
+
+
+def _default_generators(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
+    devices = {leaf.device for leaf in tensors(args, kwargs)}
+    asked = kwargs.get("device")
+    if asked is not None:
+        devices.add(torch.device(asked))
+    found = [torch.default_generator]
+    for device in devices:
+        if device.type == "cuda":
+            found.append(torch.cuda.default_generators[device.index or 0])
+    return found

@@ -1,0 +1,335 @@
+"""What a kernel should have computed: the same operation in float64 on the inputs it was given.
+
+Where a kernel has no float64 form, in this order: a reference registered with `ulpscope.reference`, one of the definitions
+in `replay_definitions`, torch's decomposition. What has none of these is unknown, and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+
+from ulpscope.frameworks.torch import replay_tables as tables
+from ulpscope.frameworks.torch.replay_definitions import DEFINITIONS
+from ulpscope.frameworks.torch.replay_scales import SCALES
+from ulpscope.frameworks.torch.replay_score import UNIT
+from ulpscope.frameworks.torch.replay_values import items, mapped, mapped_args, mapped_kwargs, tensors
+
+Definition = Callable[..., Any]
+_STEP = 2.0**-26
+_SAMPLES = 3
+# Written by kernels whose schema does not say so.
+_HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+_HALF_TO_FLOAT = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
+# The process-wide registry of `ulpscope.reference`: an operator is registered once, as in torch itself.
+_registered: dict[str, Definition] = {}
+
+
+def reference(name: str) -> Callable[[Definition], Definition]:
+    """Registers the definition of an operator of your own: `@ulpscope.reference("mylib::op")`.
+
+    The function gets the operator's arguments with every floating point tensor in float64 and returns what the operator
+    returns. An operator that writes its arguments gets copies and must write them.
+    """
+    if "::" not in name:
+        raise ValueError(f"{name!r} is not the name of an operator; a name looks like 'mylib::op'")
+
+    def enter(function: Definition) -> Definition:
+        _registered[name] = function
+        return function
+
+    return enter
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is known about one kernel before it runs."""
+
+    func: Any
+    op: str
+    name: str
+    kind: str
+    written: list[tuple[int, str]]
+    fresh: list[int]
+    working: bool = False
+    registered: Definition | None = None
+    schema: list[str] = field(default_factory=list)
+
+    @property
+    def decides(self) -> bool:
+        return self.name in tables.DECIDES
+
+
+@dataclass(slots=True)
+class Expected:
+    """What each output should be, the scale of its error, and how many terms went into an element."""
+
+    values: list[Any]
+    scales: list[Tensor | None]
+    terms: list[int]
+    exact: bool
+    working: list[bool]
+
+
+def plan_of(func: Any) -> Plan:
+    schema = func._schema
+    space, _, rest = schema.name.partition("::")
+    written = [
+        (place, argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    written += [(place, schema.arguments[place].name) for place in _HIDDEN_WRITES.get(rest, ())]
+    aliases = [returned.alias_info for returned in schema.returns]
+    fresh = [place for place, alias in enumerate(aliases) if alias is None]
+    name = rest.removeprefix("_foreach_") if rest.startswith("_foreach_") else rest
+    bare = name if name in tables.EXACT or name in tables.MULTILINEAR else name.removesuffix("_")
+    plan = Plan(func, f"{space}.{rest}.{func._overloadname}", bare, "", written, fresh)
+    plan.registered = _registered.get(f"{space}::{rest}")
+    plan.schema = [argument.name for argument in schema.arguments]
+    plan.kind = _kind(plan, func, bool(aliases) and all(alias is not None for alias in aliases), rest)
+    plan.working = plan.kind in ("contraction", "other") or bare in tables.SEVERAL_ROUNDINGS
+    return plan
+
+
+def _kind(plan: Plan, func: Any, aliased: bool, rest: str) -> str:
+    name = plan.name
+    if plan.registered is not None:
+        return "custom"
+    if rest in tables.UNWRITTEN or name in tables.UNWRITTEN:
+        return "unwritten"
+    if (aliased and not plan.written) or name == "_unsafe_view":
+        return "view"
+    if torch.Tag.nondeterministic_seeded in func.tags and name not in DEFINITIONS:
+        return "random"
+    if name in tables.POOLS or (name in tables.CHOOSES and (len(func._schema.returns) > 1 or name.startswith("arg"))):
+        return "choice"
+    if name in tables.EXACT:
+        return "movement"
+    if name in tables.MULTILINEAR:
+        return "contraction"
+    if name in SCALES:
+        return "map" if torch.Tag.pointwise in func.tags else "norm"
+    if torch.Tag.pointwise in func.tags or rest.startswith("_foreach_"):
+        return "map"
+    return "other"
+
+
+def outputs(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Any]:
+    """The tensors a call has made or written, in a fixed order: fresh results, then written arguments."""
+    returned = result if isinstance(result, tuple) else (result,)
+    found: list[Any] = []
+    hidden = tables.OPAQUE_OUTPUTS.get(plan.name, ())
+    for place in plan.fresh:
+        if place < len(returned) and place not in hidden:
+            item = returned[place]
+            found += list(item) if isinstance(item, list | tuple) else [item]
+    for place, key in plan.written:
+        item = args[place] if place < len(args) else kwargs.get(key)
+        found += list(item) if isinstance(item, list | tuple) else [item]
+    return found
+
+
+def keep_written(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with copies of what the call is going to write."""
+    if not plan.written:
+        return args, kwargs
+    places = {place for place, _ in plan.written}
+    keys = {key for _, key in plan.written}
+    kept = tuple(mapped(_copy, value) if place in places else value for place, value in enumerate(args))
+    return kept, {key: mapped(_copy, value) if key in keys else value for key, value in kwargs.items()}
+
+
+def expected(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any]) -> Expected:
+    """The reference of a call. Raises where there is none."""
+    floats = [leaf for leaf in tensors(args, kwargs) if leaf.dtype in UNIT]
+    answers = any(isinstance(item, Tensor) and item.dtype in UNIT for item in found)
+    accumulates = plan.name in ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put") and not any(
+        value is True for value in args[3:4]
+    )
+    if plan.kind == "movement" or accumulates or not answers:
+        if not answers or not floats:
+            values = _run(plan, *_copied(plan, args, kwargs))
+        else:
+            values = _run(plan, *_up(plan, args, kwargs))
+        return Expected(values, [None] * len(values), [1] * len(values), exact=True, working=[False] * len(values))
+    wide, wide_kwargs = _up(plan, args, kwargs, integers=not floats)
+    values = _evaluate(plan, wide, wide_kwargs)
+    scales, terms = _scales(plan, wide, wide_kwargs, values)
+    sums = plan.name in tables.SUMS_BESIDE
+    working = [plan.working or (sums and place > 0) for place in range(len(values))]
+    return Expected(values, scales, terms, exact=False, working=working)
+
+
+# --- running ----------------------------------------------------------------------------------------------------
+
+
+def _evaluate(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The results in float64, of copies of what the kernel writes."""
+    args, kwargs = keep_written(plan, args, kwargs)
+    return _run(plan, args, kwargs)
+
+
+def _run(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    run = plan.registered or DEFINITIONS.get(plan.name)
+    if run is None:
+        try:
+            return outputs(plan, args, kwargs, plan.func(*args, **kwargs))
+        except (RuntimeError, NotImplementedError):
+            run = decomposition_table.get(plan.func)
+            if run is None:
+                raise
+    return outputs(plan, args, kwargs, run(*args, **kwargs))
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _copied(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return keep_written(plan, args, kwargs)
+
+
+def _up(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], *, integers: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in float64; `integers` too, where an operation makes floats of them."""
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.dtype in UNIT:
+                return value.detach().to(torch.float64)
+            if value.dtype is torch.complex64:
+                return value.detach().to(torch.complex128)
+            return value.detach().to(torch.float64) if integers and plan.kind in ("map", "contraction") else value
+        if isinstance(value, torch.dtype) and value.is_floating_point:
+            return torch.float64
+        return value
+
+    wide = list(mapped_args(widen, args))
+    wide_kwargs = mapped_kwargs(widen, kwargs)
+    if plan.name in _HALF_TO_FLOAT and len(wide) > 2:
+        wide[2] = False
+    return tuple(wide), wide_kwargs
+
+
+# --- scales -----------------------------------------------------------------------------------------------------
+
+
+def _scales(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]
+) -> tuple[list[Tensor | None], list[int]]:
+    count = len(values)
+    ones = [1] * count
+    if plan.kind == "contraction":
+        return _squares(plan, args, kwargs, values), _terms(plan, args, values)
+    rule = SCALES.get(plan.name)
+    if rule is not None:
+        found = rule(args, kwargs, values)
+        return (found + [None] * count)[:count], _terms(plan, args, values) if plan.kind == "norm" else ones
+    if plan.kind == "map":
+        if plan.name in tables.ROUNDED_ONCE:
+            return _second_part(plan, args, kwargs, count), ones
+        if plan.name == "pow" and len(args) > 1 and isinstance(args[1], int | float):
+            exponent = abs(float(args[1]))
+            return [None if exponent == 2 else values[0].abs() * max(1.0, exponent)], ones
+        return _answers(plan, args, kwargs, values), ones
+    return _shaken(plan, args, kwargs, values), _terms(plan, args, values)
+
+
+def _second_part(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> list[Tensor | None]:
+    alpha = kwargs.get("alpha", args[2] if len(args) > 2 and isinstance(args[2], int | float) else 1)
+    if plan.name not in ("add", "sub", "rsub") or alpha == 1 or not isinstance(args[1], Tensor):
+        return [None] * count
+    return [(args[1] * alpha).abs()]
+
+
+def _squares(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> list[Tensor | None]:
+    """Root of the sum of the squares of the products: the size of a partial sum of terms with random signs."""
+
+    def square(value: Any) -> Any:
+        return value * value if isinstance(value, Tensor) and value.dtype is torch.float64 else value
+
+    squared = {key: value * value if key in ("alpha", "beta") else square(value) for key, value in kwargs.items()}
+    found = _evaluate(plan, mapped_args(square, args), squared)
+    scales: list[Tensor | None] = []
+    for scale, value in zip(found, values, strict=True):
+        if not isinstance(scale, Tensor):
+            scales.append(None)
+            continue
+        root = scale.clamp_min(0.0).sqrt()
+        if plan.name in tables.MEANS:
+            root = root / math.sqrt(max(1, args[0].numel() // max(1, value.numel())))
+        scales.append(root)
+    return scales
+
+
+def _answers(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> list[Tensor | None]:
+    """|x f'(x)| summed over the operands of a map, by differences."""
+    total: list[Any] = [None] * len(values)
+    for place, operand in enumerate(args):
+        if not any(_is_wide(leaf) for leaf in items((operand,))):
+            continue
+        moved = mapped(lambda leaf: leaf * (1 + _STEP) if _is_wide(leaf) else leaf, operand)
+        changed = _evaluate(plan, (*args[:place], moved, *args[place + 1 :]), kwargs)
+        for at, (new, old) in enumerate(zip(changed, values, strict=True)):
+            if _is_wide(old):
+                part = ((new - old) / _STEP).abs()
+                total[at] = part if total[at] is None else total[at] + part
+    return total
+
+
+def _shaken(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> list[Tensor | None]:
+    """How the results answer when every operand element moves by a unit at random: any operation has this scale.
+
+    The moves come from a generator of our own; the program's is not touched.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def shake(leaf: Any) -> Any:
+        if not _is_wide(leaf):
+            return leaf
+        signs = torch.randint(0, 2, leaf.shape, generator=generator).mul_(2).sub_(1).to(leaf.device, torch.float64)
+        return leaf * (1 + _STEP * signs)
+
+    squares: list[Any] = [None] * len(values)
+    for _ in range(_SAMPLES):
+        changed = _evaluate(plan, mapped_args(shake, args), mapped_kwargs(shake, kwargs))
+        for at, (new, old) in enumerate(zip(changed, values, strict=True)):
+            if _is_wide(old) and old.numel():
+                part = ((new - old) / _STEP).square()
+                squares[at] = part if squares[at] is None else squares[at] + part
+    scales: list[Tensor | None] = []
+    for square in squares:
+        if square is None:
+            scales.append(None)
+            continue
+        mean = (square / _SAMPLES).nan_to_num(0.0, 0.0, 0.0)
+        scales.append((mean + 0.1 * mean.mean()).sqrt())
+    return scales
+
+
+def _is_wide(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dtype is torch.float64
+
+
+def _terms(plan: Plan, args: tuple[Any, ...], values: list[Any]) -> list[int]:
+    """How many products or summands one element of each result has."""
+    sizes = [leaf.numel() for leaf in tensors(args)]
+    name = plan.name
+    if name in ("mm", "bmm", "matmul", "dot", "mv", "linear"):
+        return [args[0].shape[-1]] * len(values)
+    if name in ("addmm", "addmm_", "baddbmm", "baddbmm_", "addmv", "addmv_"):
+        return [args[1].shape[-1]] * len(values)
+    if "convolution" in name and "backward" not in name:
+        return [args[1].numel() // max(1, args[1].shape[0])] * len(values)
+    return [
+        max(1, max(sizes, default=1) // max(1, value.numel())) if isinstance(value, Tensor) and value.numel() else 1
+        for value in values
+    ]

@@ -1,0 +1,201 @@
+"""How far a result is from its reference, in units of round-off of its dtype. Numbers out, no tensor kept."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Unit round-off: half the distance of 1 to the next number.
+UNIT: dict[torch.dtype, float] = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float8_e4m3fn: 2.0**-4,
+    torch.float8_e5m2: 2.0**-3,
+}
+# What kernels with results of this dtype compute in.
+INNER = {dtype: unit if dtype is torch.float64 else 2.0**-24 for dtype, unit in UNIT.items()}
+_MANY = 64  # fewer elements say nothing about a systematic error
+_NOTABLE = 0.03
+_PLENTY = 1 << 16
+_SAMPLE = 1024
+_BINS = 64
+
+
+def can_score(found: Any) -> bool:
+    return isinstance(found, Tensor) and found.dtype in UNIT
+
+
+def exact_score(found: Tensor, expected: Tensor) -> dict[str, Any]:
+    """Every element must be there to the bit (a NaN for a NaN)."""
+    if found.shape != expected.shape:
+        return {"rms": 0.0, "worst": 0.0, "wrong": max(found.numel(), 1)}
+    if expected.dtype is not found.dtype:
+        expected = expected.to(found.dtype)
+    if torch.equal(found, expected):
+        return {"rms": 0.0, "worst": 0.0}
+    differs = found != expected
+    if found.is_floating_point() or found.is_complex():
+        differs &= ~(found.isnan() & expected.isnan())
+    wrong = int(differs.sum())
+    if not wrong:
+        return {"rms": 0.0, "worst": 0.0}
+    lost = int((~torch.isfinite(found) & torch.isfinite(expected)).sum()) if found.dtype in UNIT else 0
+    error = differs.double()
+    if found.dtype in UNIT:
+        error = _units(found.double(), expected.double(), None, UNIT[found.dtype], 0.0, _subnormal(found.dtype), True)
+        error = torch.where(differs, error.nan_to_num(0.0, 0.0, 0.0), torch.zeros_like(error))
+    rms, worst = float(error.norm()) / math.sqrt(error.numel()), float(error.abs().max())
+    return {"rms": rms, "worst": worst, "wrong": wrong, "lost": lost, "profile": profile(error)}
+
+
+def rounded_score(
+    found: Tensor, expected: Tensor, scale: Tensor | None, *, dtype: torch.dtype, working: bool
+) -> dict[str, Any]:
+    """Score of a result that may be rounded, in units of `dtype`.
+
+    `scale` is the condition of the operation at each element. With `working`, partial results may have been rounded to
+    the dtype of the result; without, only the result itself, and what happened inside is of the inner precision.
+    """
+    if found.shape != expected.shape:
+        return {"rms": 0.0, "worst": 0.0, "wrong": max(found.numel(), 1)}
+    unit, inner = UNIT[dtype], INNER[dtype]
+    y = found.double()
+    answer: dict[str, Any] = {}
+    total = float((y.abs().sum() + expected.abs().sum()).item())
+    finite: Tensor | None = None
+    if not math.isfinite(total):
+        finite, answer = _non_finite(y, expected, found.dtype)
+        y, expected = y[finite], expected[finite]
+        scale = None if scale is None else scale.expand(finite.shape)[finite]
+        if scale is not None:
+            scale = scale.nan_to_num(0.0, 0.0, 0.0)
+    count = y.numel()
+    if not count:
+        return {"rms": 0.0, "worst": 0.0, **answer}
+    error = _units(y, expected, scale, unit, inner, _subnormal(dtype), working)
+    rms, worst = torch.stack([error.norm(), error.abs().max()]).tolist()
+    answer |= {"rms": rms / math.sqrt(count), "worst": worst}
+    if count >= _MANY and rms:
+        answer |= _bias(*_thinned(y, expected), unit, torch.finfo(dtype).tiny)
+    if answer["rms"] > 1.5 or worst > 6.0 or answer.get("lost"):
+        answer["profile"] = profile(error if finite is None else _spread_out(error, finite))
+    return answer
+
+
+def _units(
+    y: Tensor, expected: Tensor, scale: Tensor | None, unit: float, inner: float, subnormal: float, working: bool
+) -> Tensor:
+    size = expected.abs()
+    if scale is None:
+        allowed = size.mul_(unit)
+    elif working:
+        allowed = torch.hypot(size, scale).mul_(unit)
+    else:
+        allowed = size.mul_(unit).add_(scale, alpha=inner)
+    return (y - expected).div_(allowed.add_(subnormal))
+
+
+def _subnormal(dtype: torch.dtype) -> float:
+    """Half the distance between the smallest numbers."""
+    info = torch.finfo(dtype)
+    return max(info.tiny * info.eps / 2, 1e-300)
+
+
+def _non_finite(y: Tensor, expected: Tensor, dtype: torch.dtype) -> tuple[Tensor, dict[str, Any]]:
+    """Where both sides are numbers, and how many are not where the other is: lost, or beyond what the dtype can hold."""
+    largest = torch.finfo(dtype).max
+    known = torch.isfinite(expected)
+    beyond = known & (expected.abs() > largest * (1 - UNIT[dtype]))
+    there = torch.isfinite(y)
+    lost = int((known & ~beyond & ~there).sum()) + int((expected.isnan() & there).sum())
+    kept = known & there
+    return kept, {"lost": lost, "overflowed": int((beyond & ~there).sum())}
+
+
+def _thinned(y: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows enough for a mean: every so-manieth of the first dimension."""
+    step = y.numel() // _PLENTY
+    if step < 2 or y.shape[0] < 2 * step:
+        return (y, expected) if step < 2 or y.dim() > 1 else (y[::step], expected[::step])
+    return y[::step], expected[::step]
+
+
+def _bias(y: Tensor, expected: Tensor, unit: float, tiny: float) -> dict[str, Any]:
+    """The mean of the relative error over the larger elements, toward the value and upward, with its standard error."""
+    # Below the normal numbers the distance to the next number no longer shrinks: a relative error means nothing there.
+    limit = max(0.5 * float(expected.norm()) / math.sqrt(expected.numel()), 16 * tiny)
+    large = expected.abs() > limit
+    q = torch.where(large, (y - expected) / expected, 0.0)
+    up = torch.copysign(q, q * expected)
+    count, toward, lift, squares = torch.stack(
+        [large.sum(dtype=torch.float64), q.sum(), up.sum(), (q * q).sum()]
+    ).tolist()
+    if count < _MANY:
+        return {}
+    toward, lift, deviation = toward / count / unit, lift / count / unit, math.sqrt(squares / count) / unit
+    spread = deviation / math.sqrt(count)
+    if max(abs(toward), abs(lift)) > _NOTABLE:
+        spread = max(spread, _clustered(q if abs(toward) > abs(lift) else up, large, unit, deviation, count))
+    return {"toward": toward, "up": lift, "spread": spread}
+
+
+def _clustered(q: Tensor, large: Tensor, unit: float, deviation: float, count: float) -> float:
+    """The standard error where errors are not independent: equal elements, or rows and columns that share one."""
+    flat = q[large]
+    sample = flat[:: max(1, flat.numel() // _SAMPLE)]
+    spread = deviation / math.sqrt(max(count * torch.unique(sample).numel() / sample.numel(), 1.0))
+    if q.dim() < 2:
+        return spread
+    every = list(range(q.dim()))
+    for dims in ([-1], *([other for other in every if other != place] for place in every)):
+        weights = large.sum(dims).flatten()
+        sums = q.sum(dims).flatten()
+        known = weights > 0
+        if int(known.sum()) < 2:
+            continue
+        # Weighted means of clusters, and how far they are from the mean of all.
+        off = sums[known] - weights[known] * (flat.sum() / count)
+        spread = max(spread, float(off.norm()) / count / unit)
+    return spread
+
+
+def _spread_out(error: Tensor, finite: Tensor) -> Tensor:
+    whole = torch.full(finite.shape, math.inf, dtype=torch.float64, device=error.device)
+    whole[finite] = error
+    return whole
+
+
+def profile(error: Tensor) -> dict[str, Any]:
+    """The shape of an error, small: for each dimension the largest error in up to 64 bins, and where it is worst."""
+    size = error.abs().nan_to_num(math.inf)
+    limited = size.clamp_max(1e30)
+    dims = []
+    for place, length in enumerate(size.shape):
+        others = [other for other in range(size.dim()) if other != place]
+        line = limited.amax(others) if others else limited
+        bins = min(length, _BINS)
+        edges = [at * length // bins for at in range(bins + 1)]
+        heights = [round(float(line[low:high].max()), 3) for low, high in itertools.pairwise(edges)]
+        bad = torch.nonzero(line > 4.0).flatten()
+        dims.append(
+            {
+                "length": length,
+                "bins": heights,
+                "bad": int(bad.numel()),
+                "first": int(bad[0]) if bad.numel() else None,
+                "last": int(bad[-1]) if bad.numel() else None,
+            }
+        )
+    flat = limited.flatten()
+    rest = int(flat.argmax())
+    worst_at: list[int] = []
+    for length in reversed(size.shape):
+        rest, index = divmod(rest, length)
+        worst_at.insert(0, index)
+    return {"dims": dims, "share": float((flat > 4.0).double().mean()), "worst_at": worst_at}
