@@ -11,7 +11,7 @@ import enum
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ulpscope.compare.comparison import CallComparison, Comparison
@@ -74,24 +74,28 @@ class Way:
     direction: Direction
     ranks: tuple[int, ...] = ()
     label: str = ""
+    # The same on all ranks that take part.
+    key: tuple[object, ...] = field(init=False, compare=False, repr=False)
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """The same on all ranks that take part."""
+    def __post_init__(self) -> None:
         message = self.direction is not Direction.MEETING
-        return "" if message else self.name, self.ranks, self.label
+        object.__setattr__(self, "key", ("" if message else self.name, self.ranks, self.label))
 
 
 @dataclass(frozen=True, slots=True)
 class Passing:
     """A rank's part in the `nth` exchange of its way: whether what it gave and got agrees with the reference."""
 
-    call: CallId
+    index: int
     seq: int
     way: Way
     nth: int
     gave: Side
     got: Side
+
+    @property
+    def call(self) -> CallId:
+        return CallId(KIND, self.way.name, self.index, Phase.FORWARD)
 
     @property
     def group(self) -> tuple[int, ...]:
@@ -122,16 +126,12 @@ class Passings(Sequence[Passing]):
         if isinstance(place, slice):
             return [self[number] for number in range(len(self))[place]]
         seq, number, index, nth, gave, got = (column[place] for column in self._columns)
-        return self._passing(list(self._ways), seq, number, index, nth, gave, got)
+        return Passing(index, seq, list(self._ways)[number], nth, _SIDES[gave], _SIDES[got])
 
     def __iter__(self) -> Iterator[Passing]:
         ways = list(self._ways)
-        for row in zip(*self._columns, strict=True):
-            yield self._passing(ways, *row)
-
-    def _passing(self, ways: list[Way], seq: int, number: int, index: int, nth: int, gave: int, got: int) -> Passing:
-        way = ways[number]
-        return Passing(CallId(KIND, way.name, index, Phase.FORWARD), seq, way, nth, _SIDES[gave], _SIDES[got])
+        for seq, number, index, nth, gave, got in zip(*self._columns, strict=True):
+            yield Passing(index, seq, ways[number], nth, _SIDES[gave], _SIDES[got])
 
 
 _SIDES = list(Side)

@@ -81,9 +81,12 @@ def origin(divergences: Iterable[Divergence]) -> Origin:
         if each.findings:
             earliest = each.step
             steps = {step: ranks for step, ranks in steps.items() if step <= earliest}
-    if not steps:
-        return Origin()
-    return _Walk(steps[max(steps) if earliest is None else earliest]).origin()
+    if earliest is not None:
+        return _Walk(steps[earliest]).origin()
+    # Without a finding nothing is to be ordered.
+    ranks = {rank for step in steps.values() for rank in step}
+    differ = {rank for step in steps.values() for rank, each in step.items() if _differs(each)}
+    return Origin(ranks=tuple(sorted(differ)), clean=tuple(sorted(ranks - differ)))
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -149,6 +152,8 @@ class _Walk:
         for each in divergences.values():
             for key, count in each.passings.counts.items():
                 self._takers.setdefault(key, []).append(count)
+        for counts in self._takers.values():
+            counts.sort()
         self._open: dict[tuple[object, ...], _Open] = {}
         self._found: list[_Candidate] = []
         self._hops: list[Hop] = []
@@ -207,7 +212,8 @@ class _Walk:
 
     def _expected(self, passing: Passing) -> int:
         """How many of the ranks that were compared take part."""
-        return sum(count > passing.nth for count in self._takers[passing.way.key])
+        takers = self._takers[passing.way.key]
+        return len(takers) if passing.nth < takers[0] else sum(count > passing.nth for count in takers)
 
     def _complete(self, opened: _Open) -> None:
         behind = opened.behind
