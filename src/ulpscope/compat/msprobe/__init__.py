@@ -1,4 +1,7 @@
-"""msprobe's names for PyTorch. Taking one sets dropout to zero, as its manual promises; importing ulpscope does not."""
+"""msprobe's names for PyTorch. Taking one that dumps sets dropout to zero, as its manual promises; importing ulpscope does not.
+
+What compares needs no framework, and imports none.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ulpscope.compat.msprobe.comparing import compare, compare_distributed
     from ulpscope.compat.msprobe.debugger import PrecisionDebugger, module_dump, module_dump_end, seed_all
 
-__all__ = ["PrecisionDebugger", "module_dump", "module_dump_end", "seed_all"]
+__all__ = ["PrecisionDebugger", "compare", "compare_distributed", "module_dump", "module_dump_end", "seed_all"]
+
+_COMPARING = frozenset({"compare", "compare_distributed"})
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _COMPARING:
+        return getattr(importlib.import_module("ulpscope.compat.msprobe.comparing"), name)
     importlib.import_module("ulpscope.frameworks.torch.determinism").dropout_off()
     return getattr(importlib.import_module("ulpscope.compat.msprobe.debugger"), name)

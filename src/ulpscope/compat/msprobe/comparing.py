@@ -1,0 +1,357 @@
+"""msprobe's compare and compare_distributed: two dumps in, a workbook with its tables out. Imports no framework.
+
+`npu` is the target, `bench` the reference; calls are put together by name, or by name without number (`fuzzy_match`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from ulpscope.analyze.advice import NOT_ACCURATE
+from ulpscope.compare.align import Align
+from ulpscope.compare.comparison import CallComparison
+from ulpscope.compare.engine import Options, compare_dumps
+from ulpscope.compare.mapping import Mapping as Names
+from ulpscope.compare.runs import Unit, executor_for
+from ulpscope.errors import ConfigError, did_you_mean
+from ulpscope.naming import SAVED
+from ulpscope.report import legacy
+from ulpscope.report.advisor import write_advisor
+from ulpscope.report.first_difference import write_first_difference
+from ulpscope.report.table import Row, Sheet
+from ulpscope.report.xlsx import write_xlsx
+from ulpscope.store import layout
+from ulpscope.store.reader import Dump, open_dump
+
+_log = logging.getLogger(__name__)
+DUMP, DEBUG = layout.MSPROBE
+_STACKS = "stack.json"
+_PRINT_LOG = "is_print_compare_log"
+_SHEET = "Sheet"
+_VERDICTS = ("Result", "Accuracy Reached or Not")
+# As in 8.2.1, a little below what a sheet holds; with more rows there are no colours.
+_MOST_COLOURED = 1_048_500
+# Counting the values of a dump means to read it; one with fewer calls than this does not have that many.
+_CALLS_WORTH_COUNTING = 10_000
+_DIFFERENT_RANKS = (
+    "The number of ranks in the two runs are different. Unable to match the ranks. Please use another folder to compare "
+    "or use compare() api and manually match the ranks."
+)
+_NO_STACK_PATH = (
+    "Missing stack_path in the configuration file. Automatically detecting stack.json to determine whether to display "
+    "NPU_Stack_Info."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How to compare, as the arguments of msprobe say it."""
+
+    output: Path
+    fuzzy: bool = False
+    highlight: bool = False
+    advice: bool = True
+    print_log: bool = True
+    names: Names = field(default_factory=Names)
+
+
+def compare(
+    input_param: Mapping[str, Any],
+    output_path: str,
+    stack_mode: bool = False,
+    auto_analyze: bool = True,
+    fuzzy_match: bool = False,
+    highlight: bool = False,
+) -> None:
+    """Compares two dumps of one card and writes compare_result_{timestamp}.xlsx.
+
+    `input_param`: npu_json_path, bench_json_path, stack_json_path (optional), is_print_compare_log. ConfigError, naming
+    what is wrong, for a mistake in the arguments; DumpError for a dump that cannot be read.
+    """
+    npu, bench, stacks, print_log = read_input(input_param, suffix="_json_path")
+    wanted = Wanted(Path(output_path), fuzzy_match, highlight, auto_analyze, print_log)
+    compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=stack_mode))
+
+
+def compare_distributed(npu_dump_dir: str, bench_dump_dir: str, output_path: str, **kwargs: Any) -> None:
+    """Compares the ranks of two steps, in numeric order, and writes compare_result_rank{n}_{timestamp}.xlsx for each.
+
+    `kwargs` are the optional arguments of `compare`; stack_mode has no effect, as stack.json is found by itself. The
+    output folder must be there. Raises as `compare` does.
+    """
+    if not Path(output_path).is_dir():
+        raise ConfigError([f"output_path {output_path!r} is not a folder; make it first"])
+    known = {"stack_mode": False, "auto_analyze": True, "fuzzy_match": False, "highlight": False}
+    known |= {_PRINT_LOG: True}
+    for name, value in kwargs.items():
+        if name not in known:
+            raise ConfigError([f"compare_distributed has no argument {name!r}.{did_you_mean(name, known)}"])
+        if not isinstance(value, bool):
+            raise ConfigError([f"{name} is {value!r}, it must be True or False"])
+        known[name] = value
+    wanted = Wanted(
+        Path(output_path),
+        known["fuzzy_match"],
+        known["highlight"],
+        known["auto_analyze"],
+        known[_PRINT_LOG],
+    )
+    compare_folders(Path(npu_dump_dir), Path(bench_dump_dir), wanted)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------
+
+
+def read_input(given: object, *, suffix: str = "_path") -> tuple[Path, Path, Path | None, bool]:
+    """npu, bench, stack and is_print_compare_log from a table; ConfigError with every mistake in it."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(["input_param should be dict, please check!"])
+    keys = [f"{side}{suffix}" for side in ("npu", "bench", "stack")]
+    for key in given:
+        if key not in (*keys, _PRINT_LOG):
+            # Scripts of other versions have more keys; a misspelt one is missing, and said below.
+            _log.warning("%r is not used.%s", key, did_you_mean(str(key), [*keys, _PRINT_LOG]))
+    problems = []
+    paths: list[Path | None] = []
+    for key in keys:
+        found = given.get(key)
+        if not found and key != keys[2]:
+            problems.append(f"Missing {key} in input configuration file, please check!")
+        elif found is not None and not isinstance(found, str):
+            problems.append(f"{key} is {found!r}, it must be a path")
+        paths.append(Path(found) if found and isinstance(found, str) else None)
+    print_log = given.get(_PRINT_LOG, True)
+    if not isinstance(print_log, bool):
+        problems.append(f"Invalid input parameter, {_PRINT_LOG} which should be only bool type.")
+    if problems:
+        raise ConfigError(problems)
+    npu, bench, stack = paths
+    assert npu is not None and bench is not None
+    return npu, bench, stack, bool(print_log)
+
+
+def shows_stacks(npu: Path, stacks: Path | None, *, stack_mode: bool) -> bool | None:
+    """Whether NPU_Stack_Info is shown: as `stack_mode` says where a file is named; None, found out later, where none is."""
+    if stacks is None:
+        _log.warning(_NO_STACK_PATH)
+        return None
+    if not stacks.is_file():
+        raise ConfigError(
+            [f"stack_path {str(stacks)!r} does not exist; leave it out and stack.json is found by itself"]
+        )
+    beside = npu.parent / _STACKS
+    if stack_mode and not (beside.is_file() and beside.samefile(stacks)):
+        raise ConfigError([f"stack_path is {str(stacks)!r}; it must be the {_STACKS} beside npu_path, {str(beside)!r}"])
+    return stack_mode
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------
+
+
+def compare_files(npu: Path, bench: Path, wanted: Wanted, *, stacks: bool | None = None) -> Path:
+    """Compares two dumps, each a dump.json, a debug.json or a folder with one; returns the workbook."""
+    for path in (npu, bench):
+        if not path.exists():
+            raise ConfigError([f"{path} does not exist; give a dump.json, a debug.json or the folder of a step"])
+    if (npu.name == DEBUG) != (bench.name == DEBUG):
+        raise ConfigError([f"{npu} and {bench} are not of one kind; compare a {DEBUG} with a {DEBUG}"])
+    return _write(Unit(0, 0, bench, npu), wanted, label="", saved=npu.name == DEBUG, stacks=stacks, watched=True)
+
+
+def compare_folders(npu: Path, bench: Path, wanted: Wanted) -> list[Path]:
+    """Compares two steps rank by rank, several at a time; returns the workbooks."""
+    jobs = [
+        (label, saved, unit)
+        for label, unit in paired_ranks(npu, bench)
+        for saved in (False, True)
+        if all(_has(folder, saved=saved) for folder in (unit.reference, unit.target))
+    ]
+    if not jobs:
+        raise ConfigError([f"{npu} and {bench} have no rank with a {DUMP} or a {DEBUG} on both sides"])
+    cores = os.cpu_count() or 1
+    executor = executor_for(len(jobs), cores)
+    started: list[Future[Path]] = []
+    for label, saved, unit in jobs:
+        how = {"label": label, "saved": saved, "watched": len(jobs) == 1, "threads": max(1, cores // len(jobs))}
+        work = partial(_write, wanted=wanted, **how)
+        started += executor.map(work, [unit])
+    try:
+        return list(executor.gather(started))
+    finally:
+        executor.close()
+
+
+def first_difference(npu: Path, bench: Path, wanted: Wanted) -> None:
+    """Writes compare_result_rank{n}_{timestamp}.json for each rank, and diff_analyze_{time}.json where they differ."""
+    if npu.is_dir():
+        units = [unit for _, unit in paired_ranks(npu, bench)]
+    else:
+        place = layout.find_dumps(npu)[0]
+        units = [Unit(place.step, place.rank, bench, npu)]
+    stamp = time.strftime("%Y%m%d%H%M%S")
+    written = write_first_difference(units, wanted.output, timestamp=stamp, options=_options(wanted))
+    for path in (*written.ranks, *((written.analysis,) if written.analysis else ())):
+        _log.info("The comparison result is saved in: %s", path)
+    if written.analysis is None:
+        _log.info("No difference was found.")
+
+
+def _options(wanted: Wanted, threads: int = 0) -> Options:
+    return Options(align=Align.FUZZY if wanted.fuzzy else Align.NAME, mapping=wanted.names, jobs=threads)
+
+
+def paired_ranks(npu: Path, bench: Path) -> list[tuple[str, Unit]]:
+    """The ranks of two steps in numeric order, each with the word for it in the name of its result."""
+    found = []
+    for path in (npu, bench):
+        if not path.is_dir():
+            raise ConfigError([f"{path} is not a folder; give the folder of a step, as ./npu_dump/step0"])
+        places = layout.find_dumps(path)
+        if not places:
+            raise ConfigError([f"{path} holds no dump; give the folder of a step, as ./npu_dump/step0"])
+        steps = sorted({place.step for place in places})
+        if len(steps) > 1:
+            raise ConfigError([f"{path} holds the steps {', '.join(map(str, steps))}; give the folder of one of them"])
+        found.append(places)
+    ours, theirs = found
+    if len(ours) != len(theirs):
+        raise ConfigError([f"{_DIFFERENT_RANKS} {npu} has {len(ours)}, {bench} has {len(theirs)}"])
+    return [
+        (
+            place.folder.name if place.folder.is_dir() else f"rank{place.rank}",
+            Unit(place.step, place.rank, other.folder, place.folder),
+        )
+        for place, other in zip(ours, theirs, strict=True)
+    ]
+
+
+def _has(folder: Path, *, saved: bool) -> bool:
+    if layout.is_msprobe(folder):
+        return (folder / (DEBUG if saved else DUMP)).is_file()
+    return not saved
+
+
+def _write(
+    unit: Unit,
+    wanted: Wanted,
+    *,
+    label: str,
+    saved: bool,
+    stacks: bool | None = None,
+    watched: bool = False,
+    threads: int = 0,
+) -> Path:
+    reference, target = open_dump(unit.reference), open_dump(unit.target)
+    table = legacy.table_for(reference, target)
+    if stacks is None:
+        stacks = _has_stacks(target)
+    found = compare_dumps(reference, target, _options(wanted, threads))
+    calls: Iterator[CallComparison] = (call for call in found if (call.match.call.id.kind == SAVED) == saved)
+    stamp = time.strftime("%Y%m%d%H%M%S")
+    path = wanted.output / f"{'debug_' if saved else ''}compare_result_{label + '_' if label else ''}{stamp}.xlsx"
+    if watched and sys.stderr.isatty():
+        calls = _showing_progress(calls, len(target))
+    header = table.header(stacks=stacks)
+    made = legacy.rows(
+        calls,
+        table,
+        reference=reference,
+        target=target,
+        stacks=stacks,
+        highlight=wanted.highlight and _can_be_coloured(target),
+    )
+    if wanted.print_log and "Cosine" in header and _log.isEnabledFor(logging.INFO):
+        made = _logging(made, header)
+    verdicts = _Verdicts(header)
+    if wanted.advice:
+        made = verdicts.watching(made)
+    if path.exists():
+        _log.warning("%s will be deleted.", path)
+    for note in write_xlsx(path, [Sheet(_SHEET, header, made)]):
+        _log.warning("%s: %s", path, note)
+    _log.info("The comparison result is saved in: %s", path)
+    if wanted.advice:
+        _advise(wanted.output, verdicts, stamp, unit.rank if label else None)
+    return path
+
+
+def _advise(folder: Path, verdicts: _Verdicts, stamp: str, rank: int | None) -> None:
+    path, suspect = write_advisor(folder, verdicts.pairs(), timestamp=stamp, rank=rank)
+    _log.info("The summary of the expert advice is as follows:\n%s", suspect.content.rstrip())
+    _log.info("The advisor summary is saved in: %s", path)
+
+
+def _has_stacks(target: Dump) -> bool:
+    if layout.is_msprobe(target.folder):
+        return (target.folder / _STACKS).is_file()
+    return len(target) > 0 and target.nth(0).stack is not None
+
+
+def _can_be_coloured(target: Dump) -> bool:
+    if len(target) < _CALLS_WORTH_COUNTING or target.value_count <= _MOST_COLOURED:
+        return True
+    _log.warning("%s has more rows than a sheet holds; the result has no colours", target.folder)
+    return False
+
+
+class _Verdicts:
+    """The verdicts of the rows on their way to the file, up to the first that is not accurate."""
+
+    def __init__(self, header: Sequence[str]) -> None:
+        self._at = next(place for place, column in enumerate(header) if column in _VERDICTS)
+        self._accurate = 0
+        self._first: tuple[str, str] | None = None
+
+    def watching(self, made: Iterable[Row]) -> Iterator[Row]:
+        for row in made:
+            if self._first is None:
+                verdict = row[0][self._at]
+                if verdict in NOT_ACCURATE:
+                    self._first = str(row[0][0]), str(verdict)
+                else:
+                    self._accurate += 1
+            yield row
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """(name, verdict) of each row; those before the first that is not accurate have no name."""
+        yield from repeat(("", ""), self._accurate)
+        if self._first is not None:
+            yield self._first
+
+
+def _showing_progress(calls: Iterable[CallComparison], total: int) -> Iterator[CallComparison]:
+    # Heavy, and only for a terminal.
+    from rich.console import Console
+    from rich.progress import track
+
+    return iter(track(calls, "API/Module Compare Progress", total, console=Console(stderr=True)))
+
+
+def _logging(made: Iterable[Row], header: Sequence[str]) -> Iterator[Row]:
+    """A line for each row on its way to the file."""
+    first, message = header.index("Cosine"), header.index("Err_message")
+    for cells, colour in made:
+        cosine, euclidean, absolute, relative, thousandth, five = cells[first : first + 6]
+        _log.info(
+            "[%s] Compare result: cosine %s, euc_dist %s, max_abs_err %s, max_relative_err %s, "
+            "one_thousand_err_ratio %s, five_thousand_err_ratio %s, %s",
+            cells[0],
+            cosine,
+            euclidean,
+            absolute,
+            relative,
+            thousandth,
+            five,
+            cells[message],
+        )
+        yield cells, colour
