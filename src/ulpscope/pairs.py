@@ -6,6 +6,7 @@ their dtype code.
 
     contrast(reference, reference_code, target, target_code, state) -> None
     skip_json(buffer, start) -> int
+    totals(state) -> Totals
 
 `contrast` adds what it finds to `state`, a bytearray of one `STATE` that begins as zeros, so that streams of any length
 can be fed in pieces; ValueError if the two are not equally long, or complex (`pairs_fallback` alone takes those).  Where
@@ -27,7 +28,8 @@ and t the two elements as float64 and d = |t - r| (of 64-bit integers the true d
 and without looking at anything else; ValueError if the buffer ends before the value does.
 """
 
-import numpy as np
+from dataclasses import dataclass
+from struct import Struct
 
 from ulpscope import pairs_fallback
 
@@ -40,6 +42,44 @@ except ImportError:
 
     HAVE_EXTENSION = False
 
-__all__ = ["HAVE_EXTENSION", "STATE", "contrast", "skip_json"]
+__all__ = ["HAVE_EXTENSION", "STATE", "Totals", "contrast", "skip_json", "totals"]
 
-STATE: np.dtype[np.void] = pairs_fallback.STATE
+STATE = pairs_fallback.STATE
+_LANES = 8
+_COUNTS, _NUMBERS = Struct("<13Q"), Struct(f"<{3 + 7 * _LANES}d")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A state with its lanes added up, field by field."""
+
+    count: int
+    differing: int
+    below_thousandth: int
+    below_five_thousandths: int
+    nan_reference: int
+    nan_target: int
+    nan_both: int
+    inf_reference: int
+    inf_target: int
+    inf_same: int
+    inf_opposite: int
+    either: int
+    place: int
+    max_absolute: float
+    max_relative: float
+    max_ulp: float
+    dot: float
+    reference: float
+    target: float
+    difference: float
+    absolute: float
+    relative: float
+    ulp: float
+
+
+def totals(state: bytearray) -> Totals:
+    """What a state says."""
+    numbers = _NUMBERS.unpack_from(state, _COUNTS.size)
+    sums = [sum(numbers[start : start + _LANES]) for start in range(3, len(numbers), _LANES)]
+    return Totals(*_COUNTS.unpack_from(state), *numbers[:3], *sums)

@@ -119,18 +119,17 @@ def contrast_bits(
         add(ours_chunk, left.code, theirs_chunk, right.code, state)
         if done is not None:
             done(start, stop)
-    found = np.frombuffer(state, pairs.STATE)[0]
-    sums = {name: float(sum(found["sums"][name].tolist())) for name in pairs_fallback.SUMS}
-    lengths = _Lengths.from_sums(sums["reference"], sums["target"], sums["difference"], dot=sums["dot"])
-    largest = float(found["max_absolute"])
-    if {left.name, right.name} & _MAY_LEAVE_RANGE and not _in_range(sums, largest):
+    found = pairs.totals(state)
+    if {left.name, right.name} & _MAY_LEAVE_RANGE and not _in_range(found):
         pieces = partial(pairs_fallback.finite_pieces, ours, left.code, theirs, right.code)
-        lengths = _scaled_lengths(pieces, largest)
-    return _contrast_of(found, sums, lengths)
+        lengths = _scaled_lengths(pieces, found.max_absolute)
+    else:
+        lengths = _Lengths.from_sums(found.reference, found.target, found.difference, dot=found.dot)
+    return _contrast_of(found, lengths)
 
 
-def _in_range(sums: dict[str, float], max_abs: float) -> bool:
-    squares = [sums["reference"], sums["target"], *([sums["difference"]] if max_abs > 0.0 else [])]
+def _in_range(found: pairs.Totals) -> bool:
+    squares = [found.reference, found.target, *([found.difference] if found.max_absolute > 0.0 else [])]
     return all(_LEAST_SQUARE <= square < math.inf for square in squares)
 
 
@@ -183,32 +182,31 @@ def _parts(values: Array) -> Array:
     return np.ascontiguousarray(values).view(np.float64)
 
 
-def _contrast_of(found: Any, sums: dict[str, float], lengths: _Lengths) -> Contrast:
-    special = found["special"]
+def _contrast_of(found: pairs.Totals, lengths: _Lengths) -> Contrast:
     return Contrast(
-        count=int(found["count"]),
-        finite=int(found["count"] - special["either"]),
-        differing=int(found["differing"]),
+        count=found.count,
+        finite=found.count - found.either,
+        differing=found.differing,
         reference_norm=lengths.reference,
         target_norm=lengths.target,
         difference_norm=lengths.difference,
         alignment=lengths.alignment,
-        abs_sum=sums["absolute"],
-        max_abs=float(found["max_absolute"]),
-        max_abs_index=int(found["place"]) - 1,
-        relative_sum=sums["relative"],
-        max_relative=float(found["max_relative"]),
-        below_thousandth=int(found["below_thousandth"]),
-        below_five_thousandths=int(found["below_five_thousandths"]),
-        ulp_sum=sums["ulp"],
-        max_ulp=float(found["max_ulp"]),
-        nan_in_reference=int(special["nan_reference"]),
-        nan_in_target=int(special["nan_target"]),
-        nan_in_both=int(special["nan_both"]),
-        inf_in_reference=int(special["inf_reference"]),
-        inf_in_target=int(special["inf_target"]),
-        inf_same=int(special["inf_same"]),
-        inf_opposite=int(special["inf_opposite"]),
+        abs_sum=found.absolute,
+        max_abs=found.max_absolute,
+        max_abs_index=found.place - 1,
+        relative_sum=found.relative,
+        max_relative=found.max_relative,
+        below_thousandth=found.below_thousandth,
+        below_five_thousandths=found.below_five_thousandths,
+        ulp_sum=found.ulp,
+        max_ulp=found.max_ulp,
+        nan_in_reference=found.nan_reference,
+        nan_in_target=found.nan_target,
+        nan_in_both=found.nan_both,
+        inf_in_reference=found.inf_reference,
+        inf_in_target=found.inf_target,
+        inf_same=found.inf_same,
+        inf_opposite=found.inf_opposite,
     )
 
 
