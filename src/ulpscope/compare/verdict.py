@@ -52,19 +52,34 @@ def statistics_error(reference: Summary, target: Summary) -> float | None:
     theirs = target.max, target.min, target.mean, target.norm
     if None not in theirs and (largest, smallest, mean, norm) == theirs:
         return 0.0
+    try:
+        # All eight known and finite, and none of the scales zero: the usual case, in one go.
+        size = max(abs(largest), abs(smallest))  # type: ignore[arg-type]
+        apart = max(abs(theirs[0] - largest), abs(theirs[1] - smallest)) / size  # type: ignore[operator]
+        mean_apart = abs(theirs[2] - mean) * math.sqrt(reference.numel) / norm  # type: ignore[operator]
+        found: float = max(apart, mean_apart, abs(theirs[3] - norm) / norm)  # type: ignore[operator]
+        if found < math.inf:
+            return found
+    except (TypeError, ZeroDivisionError, OverflowError):
+        pass
+    return _statistics_error((largest, smallest, mean, norm), theirs, reference.numel)
+
+
+_Number = float | int | None
+
+
+def _statistics_error(
+    ours: tuple[_Number, _Number, _Number, _Number], theirs: tuple[_Number, _Number, _Number, _Number], numel: int
+) -> float | None:
+    largest, smallest, _, norm = ours
     size = _size(largest, smallest)
-    mean_square = size if norm is None or not reference.numel else norm / math.sqrt(reference.numel)
-    found = None
-    for ours, other, scale in (
-        (largest, theirs[0], size),
-        (smallest, theirs[1], size),
-        (mean, theirs[2], mean_square),
-        (norm, theirs[3], norm),
-    ):
-        error = _apart(ours, other, scale)
-        if error is not None and (found is None or error > found):
-            found = error
-    return found
+    mean_square = size if norm is None or not numel else norm / math.sqrt(numel)
+    worst = None
+    for here, there, scale in zip(ours, theirs, (size, size, mean_square, norm), strict=True):
+        error = _apart(here, there, scale)
+        if error is not None and (worst is None or error > worst):
+            worst = error
+    return worst
 
 
 def scalar_verdict(reference: Value, target: Value) -> Verdict:

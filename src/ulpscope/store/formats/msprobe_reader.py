@@ -212,26 +212,27 @@ class MsprobeDump(Dump):
     def _record(self, number: int) -> CallRecord:
         file, entry = self._entry(number)
         name, call = self._names[number], self._ids[number]
-        facts = entry if isinstance(entry, dict) and call.kind != SAVED else {}
-        origin = None
+        facts = entry if type(entry) is dict and call.kind != SAVED else {}
+        origin = above = None
         if call.phase is Phase.BACKWARD:
             origin = self._by_id.get(CallId(call.kind, call.name, call.index, Phase.FORWARD))
-        above = self._id_named(self._parents.get(name))
-        if above is not None and origin is not None:
-            # As in a native dump, a backward call points at the forward of its parent.
-            above = CallId(above.kind, above.name, above.index, Phase.FORWARD)
+        if self._parents:
+            above = self._id_named(self._parents.get(name))
+            if above is not None and origin is not None:
+                # As in a native dump, a backward call points at the forward of its parent.
+                above = CallId(above.kind, above.name, above.index, Phase.FORWARD)
         error = facts.get("error")
         return CallRecord(
-            id=call,
-            seq=number,
-            parent=None if above is None else self._by_id.get(above),
-            origin=origin,
-            module=_module_of(above),
-            values=tuple(self._leaves.of(file, name, call, entry)),
-            stack=self._stack_of.get(name),
-            thread=0,
-            recomputed=facts.get("is_recompute") is True,
-            error=error if isinstance(error, str) else None,
+            call,
+            number,
+            None if above is None else self._by_id.get(above),
+            origin,
+            _module_of(above),
+            tuple(self._leaves.of(file, name, call, entry)),
+            self._stack_of.get(name),
+            0,
+            facts.get("is_recompute") is True,
+            error if isinstance(error, str) else None,
         )
 
     def raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
