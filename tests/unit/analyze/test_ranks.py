@@ -120,6 +120,24 @@ def test_a_fault_in_another_group_is_its_own() -> None:
     assert [each.rank for each in found.also] == [1, 2]
 
 
+def test_a_rank_is_reached_once() -> None:
+    faulty = on(1, fault(0, 1), reduce(1, WRONG, WRONG), reduce(2, WRONG, WRONG, index=1))
+    other = on(0, reduce(0, 0.0, WRONG), reduce(1, 0.0, WRONG, index=1))
+    assert origin([faulty, other]).sentences == ("rank 1 -> rank 0 at Distributed.all_reduce.0.forward",)
+
+
+def test_findings_are_in_the_order_of_all_ranks() -> None:
+    """Not in that of the calls' numbers: rank 1 has made fewer calls."""
+    zero = on(0, clean(0), clean(1), clean(2), reduce(3, 0.0, WRONG), clean(4))
+    one = on(1, reduce(0, 0.0, WRONG), fault(1, 9))
+    found = origin([zero, one])
+    assert [(each.rank, each.call.name) for each in found.findings] == [
+        (1, "all_reduce"),
+        (0, "all_reduce"),
+        (1, "mul"),
+    ]
+
+
 def test_communication_is_the_culprit_where_all_gave_what_the_reference_has() -> None:
     found = origin([on(rank, clean(0), reduce(1, 0.0, WRONG), clean(2)) for rank in range(2)])
     assert first(found) == ("Distributed.all_reduce.0.forward", 0, Status.INTRODUCED)
