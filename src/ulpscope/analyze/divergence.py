@@ -153,7 +153,7 @@ class Search:
             self._parent[call.seq] = call.parent
         for each in _outputs(comparison):
             if each.target is not None:
-                self._written.add(_identity(each.target))
+                self._written.update(_marks(each.target))
             self._dirty = self._dirty or each.verdict.level is Level.FAIL
         if call.id.phase is Phase.FORWARD:
             dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in comparison.values)
@@ -281,9 +281,8 @@ class Search:
         for each in ins if call.phase is Phase.FORWARD else ():
             if each.verdict.level is not Level.FAIL or each.target is None or not each.target.is_tensor:
                 continue
-            # Without the identity of values their numbers stand for them, until a call that was not recorded may have
-            # passed a difference on.
-            if _identity(each.target) not in self._written and (each.target.measure is not None or not self._dirty):
+            # Where values have no identity, a call that was not recorded may have passed a difference on.
+            if self._written.isdisjoint(_marks(each.target)) and (each.target.measure is not None or not self._dirty):
                 return each
         return None
 
@@ -364,11 +363,11 @@ def _outputs(comparison: CallComparison) -> Iterator[Comparison]:
     yield from (each for each in comparison.values if whole or each.slot.role is Role.OUTPUT)
 
 
-def _identity(value: Value) -> object:
-    """What tells whether a value is the one that a call wrote: its measure, or its numbers in dumps that have none."""
+def _marks(value: Value) -> tuple[object, ...]:
+    """What tells that a value is one that a call wrote: its measure, or its numbers where it was measured again."""
     stats = value.stats
-    told = None if stats is None else (stats.max, stats.min, stats.norm)
-    return value.measure if value.measure is not None else (told, value.checksum)
+    numbers = None if stats is None else (stats.max, stats.min, stats.norm)
+    return (value.measure, (numbers, value.checksum)) if value.measure is not None else ((numbers, value.checksum),)
 
 
 def _is_tensor(each: Comparison) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from ulpscope.analyze.advice import Advice, advise
 from ulpscope.analyze.divergence import Search
 from ulpscope.analyze.ranks import origin
 from ulpscope.compare.align import Align
@@ -20,7 +21,6 @@ from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
-from ulpscope.naming import call_text
 from ulpscope.report.csv import write_csv
 from ulpscope.report.outcome import Outcome, UnitOutcome
 from ulpscope.report.outcome_json import outcome_json
@@ -66,11 +66,11 @@ def compare(reference: str, target: str, exit_zero: bool, quiet: bool, form: str
     3 something could not be read, 4 there is nothing to compare.
     """
     outcome, folder = _compared(reference, target, quiet=quiet, **flags)
-    commands = _next(outcome)
-    document = outcome_json(outcome, commands)
+    advice = _advice(outcome)
+    document = outcome_json(outcome, advice)
     written = _write(folder, document)
     if not quiet:
-        _print(outcome, document, commands, form, written)
+        _print(outcome, document, advice, form, written)
     sys.exit(0 if exit_zero else outcome.answer.exit_code)
 
 
@@ -212,22 +212,20 @@ def _write(folder: Path, document: dict[str, Any]) -> Path | None:
     return folder / "result.json"
 
 
-def _next(outcome: Outcome) -> list[str]:
-    first = outcome.first
-    if first is None:
-        return []
-    place = f"--step {first.step} --rank {first.rank} " if len(outcome.units) > 1 else ""
-    return [f"ulpscope show {outcome.target} {place}{call_text(first.call)}"]
+def _advice(outcome: Outcome) -> Advice:
+    alone = next((name for unit in outcome.units for name, _ in unit.divergence.alone), "")
+    several = len(outcome.units) > 1
+    return advise(outcome.first, reference=outcome.reference, target=outcome.target, several=several, alone=alone)
 
 
 # --- what is printed --------------------------------------------------------------------------------------------
 
 
-def _print(outcome: Outcome, document: dict[str, Any], commands: list[str], form: str, written: Path | None) -> None:
+def _print(outcome: Outcome, document: dict[str, Any], advice: Advice, form: str, written: Path | None) -> None:
     if form == "json":
         click.echo(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False))
         return
-    page = page_of(outcome, commands)
+    page = page_of(outcome, advice)
     if form == "text":
         _print_page(page)
         if written is not None:

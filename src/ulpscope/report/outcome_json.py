@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ulpscope.analyze.advice import Advice
 from ulpscope.analyze.divergence import Finding
 from ulpscope.compare.comparison import Comparison
 from ulpscope.compare.metrics import METRICS
@@ -15,7 +16,7 @@ from ulpscope.report.outcome import Outcome
 FORMAT = 1
 
 
-def outcome_json(outcome: Outcome, commands: list[str]) -> dict[str, Any]:
+def outcome_json(outcome: Outcome, advice: Advice) -> dict[str, Any]:
     """The whole answer."""
     reference_alone, target_alone = outcome.alone
     return {
@@ -55,7 +56,9 @@ def outcome_json(outcome: Outcome, commands: list[str]) -> dict[str, Any]:
             {"key": key, "reference": reference, "target": target} for key, reference, target in outcome.differences
         ],
         "artefacts": sorted(path.name for unit in outcome.units for path in unit.artefacts),
-        "next": commands,
+        "cause": advice.cause.value,
+        "advice": advice.text,
+        "next": list(advice.commands),
     }
 
 

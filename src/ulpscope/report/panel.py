@@ -6,9 +6,11 @@ Lines are pieces of text with a style each; the command line colours them on a t
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ulpscope.analyze.advice import Advice
 from ulpscope.analyze.divergence import Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Level
 from ulpscope.compare.verdict import ROUNDINGS
@@ -55,15 +57,15 @@ class Page:
             yield from ("".join(piece.text for piece in line).rstrip() for line in part)
 
 
-def page_of(outcome: Outcome, commands: Sequence[str]) -> Page:
+def page_of(outcome: Outcome, advice: Advice) -> Page:
     """The page for a terminal, about thirty lines."""
     first = outcome.first
     head = list(_head(outcome))
     if first is not None:
-        title, style, box = f"✗ {_headline(first)}", "red", list(_finding(outcome, first))
+        title, style, box = f"✗ {_headline(first)}", "red", list(_finding(outcome, first, advice))
     else:
         title, style, box = _verdict_line(outcome), "green" if outcome.answer is Answer.AGREES else "yellow", []
-    return Page(head, title, style, box, list(_tail(outcome, commands)))
+    return Page(head, title, style, box, list(_tail(outcome, advice.commands)))
 
 
 def _head(outcome: Outcome) -> Iterator[Line]:
@@ -105,7 +107,7 @@ def _phase(finding: Finding) -> str:
     return f"{finding.call.phase.value}, {place}"
 
 
-def _finding(outcome: Outcome, finding: Finding) -> Iterator[Line]:
+def _finding(outcome: Outcome, finding: Finding, advice: Advice) -> Iterator[Line]:
     match = finding.comparison.match
     name = call_text(finding.call)
     other = ""
@@ -123,6 +125,8 @@ def _finding(outcome: Outcome, finding: Finding) -> Iterator[Line]:
     yield from _source(outcome.stack(finding))
     for text in outcome.origin.sentences:
         yield Piece("spread  ", "bold"), Piece(text)
+    yield ()
+    yield from ((Piece(line),) for line in textwrap.wrap(advice.text, 110))
 
 
 def _sentence(finding: Finding) -> str:
@@ -260,7 +264,7 @@ def _number(value: float) -> str:
 def _times(value: float) -> str:
     if value == math.inf:
         return "∞"
-    return f"{value:.2g}×" if value < 1000 else f"{value:.0e}×"
+    return f"{value:.2g}×" if value < 10 else f"{value:.0f}×" if value < 100_000 else f"{value:.0e}×"
 
 
 def _count(number: int) -> str:

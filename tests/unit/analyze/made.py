@@ -33,7 +33,14 @@ def tensor(
         stats = Stats(numel, size, -size, 0.0, norm, nan_count=wild)
         shape = (numel,)
         return Value(
-            slot, "torch.Tensor", dtype, shape, stats=stats, measure=measure, requires_grad=requires_grad, checksum=wild
+            slot,
+            "torch.Tensor",
+            dtype,
+            shape,
+            stats=stats,
+            measure=measure,
+            requires_grad=requires_grad,
+            checksum=wild + 1000 * (measure or 0),
         )
 
     left, right = side(0), side(nan)
