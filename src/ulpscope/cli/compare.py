@@ -24,7 +24,7 @@ from ulpscope.compare.runs import Unit, executor_for, pair_runs
 from ulpscope.report.csv import write_csv
 from ulpscope.report.outcome import Outcome, UnitOutcome
 from ulpscope.report.outcome_json import outcome_json
-from ulpscope.report.panel import Page, page_of
+from ulpscope.report.panel import Page, near, page_of
 from ulpscope.report.rows import COLUMNS, rows_of
 from ulpscope.report.table import Sheet
 from ulpscope.report.xlsx import write_xlsx
@@ -229,7 +229,7 @@ def _print(outcome: Outcome, document: dict[str, Any], advice: Advice, form: str
     if form == "text":
         _print_page(page)
         if written is not None:
-            click.echo(f"written    {written}")
+            click.echo(f"written    {near(written)}")
         return
     from ulpscope.report.forms import FORMS
 

@@ -9,6 +9,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ulpscope.analyze.advice import Advice
 from ulpscope.analyze.divergence import Finding, Status
@@ -183,7 +184,7 @@ def _source(stack: Sequence[Frame]) -> Iterator[Line]:
     if not own:
         return
     yield ()
-    yield Piece(f"{own[0].file}:{own[0].line}", "bold"), Piece(f" in {own[0].function}", "dim")
+    yield Piece(f"{near(own[0].file)}:{own[0].line}", "bold"), Piece(f" in {own[0].function}", "dim")
     if own[0].text:
         yield (Piece(f"    {own[0].text}"),)
     if len(own) > 1:
@@ -235,7 +236,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
         for name, why in unit.divergence.unknown[:3]:
             yield Piece("unknown    ", "yellow"), Piece(f"{name}: {why}")
     for path in sorted({path for unit in outcome.units for path in unit.artefacts}):
-        yield Piece("written    ", "dim"), Piece(str(path))
+        yield Piece("written    ", "dim"), Piece(near(path))
     for number, command in enumerate(commands):
         yield Piece("next       " if not number else "           ", "dim"), Piece(command)
 
@@ -246,6 +247,12 @@ def _columns(slot: str, shown: str, error: str, expected: str, ratio: str, cosin
 
 def _suspect(order: str, call: str, rank: str, change: str, ratio: str) -> str:
     return f"  {order:>8}  {call:<52} {rank:>4}  {change:>20}  {ratio:>12}"
+
+
+def near(path: str | Path) -> str:
+    """A path as one would type it here: relative where that is below the current folder."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _number(value: float) -> str:
