@@ -116,6 +116,8 @@ class Search:
         self._forward: dict[CallId, tuple[bool, float | None]] = {}
         self._communication_seq: int | None = None
         self._parent: dict[int, int] = {}
+        self._backward: dict[int, int] = {}
+        self._forward_parent: dict[int, int] = {}
         self._begun: dict[int, Status] = {}
 
     def see(self, comparison: CallComparison) -> Status:
@@ -136,10 +138,7 @@ class Search:
         """What was found. A module is left out where the difference begins in a call inside it."""
         found, outer = self.found, set[int]()
         for seq in self._begun:
-            above = self._parent.get(seq)
-            while above is not None and above not in outer:
-                outer.add(above)
-                above = self._parent.get(above)
+            outer.update(self._above(seq))
         for seq in outer & self._begun.keys():
             found.statuses[self._begun.pop(seq)] -= 1
             found.statuses[Status.INHERITED] += 1
@@ -147,9 +146,23 @@ class Search:
         found.findings = sorted(inner, key=lambda each: each.comparison.match.call.seq)
         return found
 
+    def _above(self, seq: int) -> Iterator[int]:
+        """The calls around a call: its modules, for a backward call the backward of the modules of its forward call."""
+        backward = seq in self._forward_parent
+        above = self._forward_parent.get(seq) if backward else self._parent.get(seq)
+        while above is not None:
+            around = self._backward.get(above) if backward else above
+            if around is not None:
+                yield around
+            above = self._parent.get(above)
+
     def _remember(self, comparison: CallComparison) -> None:
         call = comparison.match.call
-        if call.parent is not None and call.origin is None:
+        if call.origin is not None:
+            self._backward[call.origin] = call.seq
+            if call.parent is not None:
+                self._forward_parent[call.seq] = call.parent
+        elif call.parent is not None:
             self._parent[call.seq] = call.parent
         for each in _outputs(comparison):
             if each.target is not None:
@@ -281,6 +294,8 @@ class Search:
         for each in ins if call.phase is Phase.FORWARD else ():
             if each.verdict.level is not Level.FAIL or each.target is None or not each.target.is_tensor:
                 continue
+            if each.error is not None and each.error <= _rounded(each.rounding):
+                continue
             # Where values have no identity, a call that was not recorded may have passed a difference on.
             if self._written.isdisjoint(_marks(each.target)) and (each.target.measure is not None or not self._dirty):
                 return each
@@ -321,9 +336,13 @@ class Search:
 
 def _limit(call: CallId, ins: Sequence[Comparison], outs: Sequence[Comparison], into: float | None) -> float:
     rounding = max([each.rounding for each in (*ins, *outs)], default=0.0)
-    rounded = _OUTPUT_ROUNDINGS * rounding + _SUM_ROUNDINGS * min(rounding, _SUM_ROUND_OFF)
     kept = _cancelled(ins, outs)
-    return (1.0 if call.name.strip("_") in _SCALES else kept) * rounded + kept * _GAIN * (into or 0.0)
+    return (1.0 if call.name.strip("_") in _SCALES else kept) * _rounded(rounding) + kept * _GAIN * (into or 0.0)
+
+
+def _rounded(rounding: float) -> float:
+    """What rounding alone may make of a value in one call."""
+    return _OUTPUT_ROUNDINGS * rounding + _SUM_ROUNDINGS * min(rounding, _SUM_ROUND_OFF)
 
 
 def _cancelled(ins: Sequence[Comparison], outs: Sequence[Comparison]) -> float:
@@ -366,7 +385,7 @@ def _outputs(comparison: CallComparison) -> Iterator[Comparison]:
 def _marks(value: Value) -> tuple[object, ...]:
     """What tells that a value is one that a call wrote: its measure, or its numbers where it was measured again."""
     stats = value.stats
-    numbers = None if stats is None else (stats.max, stats.min, stats.norm)
+    numbers = None if stats is None else (stats.max, stats.min, stats.mean, stats.norm, stats.zero_count)
     return (value.measure, (numbers, value.checksum)) if value.measure is not None else ((numbers, value.checksum),)
 
 

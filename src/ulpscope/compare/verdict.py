@@ -18,7 +18,7 @@ from ulpscope.records import Summary, Value
 # Two correctly rounded results of the same exact number differ by two units at most; four leave room for a second rounding.
 ROUNDINGS = 4.0
 _PEAK = 16.0
-_DEVICE = "torch.device"
+_DEVICE, _DTYPE = "torch.device", "torch.dtype"
 
 
 def rounding_of(reference: Value, target: Value) -> float:
@@ -87,6 +87,8 @@ def scalar_verdict(reference: Value, target: Value) -> Verdict:
     if reference.type == target.type == _DEVICE:
         same = reference.scalar == target.scalar
         return Verdict(Level.PASS, (Code.IDENTICAL if same else Code.DEVICE,))
+    if reference.type == target.type == _DTYPE and reference.scalar != target.scalar:
+        return Verdict(Level.WARN, (Code.DTYPE,), f"{reference.scalar} in the reference, {target.scalar} in the target")
     if reference.type != target.type and not _numbers(reference, target):
         return Verdict(Level.FAIL, (Code.TYPE,), f"{reference.type} in the reference, {target.type} in the target")
     if reference.scalar is None and reference.type != "NoneType":

@@ -26,6 +26,7 @@ from ulpscope.records import Role
 _OVERRIDES = torch.overrides.__file__
 _tracing = torch._C._get_tracing_state
 _excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_HANDLER_DEPTH = 6
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
@@ -37,7 +38,13 @@ def _inside_kernel(api: Api) -> bool:
         return False
     # Kernels that autograd itself runs reach the mode with nothing excluded.
     caller = sys._getframe(2).f_back
-    return caller is not None and caller.f_code.co_name == "__torch_dispatch__"
+    for _ in range(_HANDLER_DEPTH):
+        if caller is None:
+            return False
+        if caller.f_code.co_name == "__torch_dispatch__":
+            return True
+        caller = caller.f_back
+    return False
 
 
 class CallMode(TorchFunctionMode):
