@@ -213,7 +213,6 @@ def test_003_008_a_table_beyond_a_sheet_has_no_colours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ulpscope.compat.msprobe.comparing._MOST_COLOURED", 1)
-    monkeypatch.setattr("ulpscope.compat.msprobe.comparing._CALLS_WORTH_COUNTING", 1)
     assert output_row(tmp_path, tensor(9.0), tensor(1.0), "-hl")["fill"] is None
     assert "the result has no colours" in caplog.text
 

@@ -176,10 +176,10 @@ def _scalar(value: Value) -> tuple[str, str, Any]:
 
 
 def _text_checksum(value: Value, content: Any) -> str:
-    """Checksums of values that are no tensors are those of their texts."""
-    hashed = value.scalar if isinstance(value.scalar, list) else content
-    if isinstance(value.scalar, dict) and content is None:
-        hashed = ""
+    """Checksums of values that are no tensors are those of their texts; a group of ranks is shown as it is."""
+    if isinstance(value.scalar, dict) and content is not None:
+        return str(content)
+    hashed = "" if isinstance(value.scalar, dict) else value.scalar if isinstance(value.scalar, list) else content
     return f"{zlib.crc32(str(hashed).encode()):08x}"
 
 

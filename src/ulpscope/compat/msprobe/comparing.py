@@ -41,8 +41,7 @@ _SHEET = "Sheet"
 _VERDICTS = ("Result", "Accuracy Reached or Not")
 # As in 8.2.1, a little below what a sheet holds; with more rows there are no colours.
 _MOST_COLOURED = 1_048_500
-# Counting the values of a dump means to read it; one with fewer calls than this does not have that many.
-_CALLS_WORTH_COUNTING = 10_000
+_CHUNK = 1 << 24
 _DIFFERENT_RANKS = (
     "The number of ranks in the two runs are different. Unable to match the ranks. Please use another folder to compare "
     "or use compare() api and manually match the ranks."
@@ -179,11 +178,11 @@ def compare_folders(npu: Path, bench: Path, wanted: Wanted) -> list[Path]:
     if not jobs:
         raise ConfigError([f"{npu} and {bench} have no rank with a {DUMP} or a {DEBUG} on both sides"])
     cores = os.cpu_count() or 1
+    threads = max(1, cores // len(jobs))
     executor = executor_for(len(jobs), cores)
     started: list[Future[Path]] = []
     for label, saved, unit in jobs:
-        how = {"label": label, "saved": saved, "watched": len(jobs) == 1, "threads": max(1, cores // len(jobs))}
-        work = partial(_write, wanted=wanted, **how)
+        work = partial(_write, wanted=wanted, label=label, saved=saved, watched=len(jobs) == 1, threads=threads)
         started += executor.map(work, [unit])
     try:
         return list(executor.gather(started))
@@ -298,10 +297,22 @@ def _has_stacks(target: Dump) -> bool:
 
 
 def _can_be_coloured(target: Dump) -> bool:
-    if len(target) < _CALLS_WORTH_COUNTING or target.value_count <= _MOST_COLOURED:
+    if _count(target) <= _MOST_COLOURED:
         return True
     _log.warning("%s has more rows than a sheet holds; the result has no colours", target.folder)
     return False
+
+
+def _count(target: Dump) -> int:
+    """How many values a dump has. Those of msprobe are counted by their types, as reading them all would take long."""
+    if not layout.is_msprobe(target.folder):
+        return target.value_count
+    found = 0
+    for path in (target.folder / name for name in layout.MSPROBE):
+        if path.is_file():
+            with path.open("rb") as file:
+                found += sum(chunk.count(b'"type"') for chunk in iter(partial(file.read, _CHUNK), b""))
+    return found
 
 
 class _Verdicts:
