@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from ulpscope.capture.session import Capture
     from ulpscope.errors import CaptureError, ConfigError, DumpError, UlpscopeError
     from ulpscope.frameworks.torch.determinism import seed_all
+    from ulpscope.frameworks.torch.replay_reference import reference
     from ulpscope.naming import call_text, slot_text
+    from ulpscope.replay.session import Ledger, ledger
     from ulpscope.store.reader import Dump, open_dump, open_run
 
 __version__ = "0.1.0"
 _HOMES = {
     "Capture": "capture.session",
     "seed_all": "frameworks.torch.determinism",
+    "reference": "frameworks.torch.replay_reference",
+    "Ledger": "replay.session",
+    "ledger": "replay.session",
     "Dump": "store.reader",
     "call_text": "naming",
     "slot_text": "naming",
@@ -36,13 +41,16 @@ __all__ = [
     "ConfigError",
     "Dump",
     "DumpError",
+    "Ledger",
     "UlpscopeError",
     "__version__",
     "call_text",
     "capture",
     "compare",
+    "ledger",
     "open_dump",
     "open_run",
+    "reference",
     "seed_all",
     "slot_text",
 ]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.analyze.limits import LOW, Limit, limit
+from ulpscope.analyze.limits import LOW, UNITS, Limit, limit
 from ulpscope.analyze.told import Key, keyed, told_differently
 from ulpscope.store.ledger import Measure, Row
 
@@ -24,7 +24,7 @@ _FEW = 4  # with fewer calls of a kind, there is no usual one
 _SMALL = 0.05
 _NOTABLE = 0.45
 _OUTLIER = 1.5
-_UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+_MANY = 256
 
 
 class Verdict(enum.Enum):
@@ -91,8 +91,7 @@ def judge(target: Sequence[Row], reference: Sequence[Row] | None = None) -> Judg
             counts[Verdict.UNKNOWN.value] += 1
             unknown[f"{row.op}: {row.unknown}"] += 1
         else:
-            exact = all(measure.rms == 0 for measure in row.measures)
-            counts[(Verdict.IDENTICAL if exact else Verdict.WITHIN).value] += 1
+            counts[_quiet(row, partners.get(key)).value] += 1
     findings.sort(key=lambda finding: (*_order(finding.row), finding.verdict is not Verdict.TOLD))
     return Judgement(_first(findings), tuple(findings), dict(counts), dict(unknown), compared=reference is not None)
 
@@ -107,6 +106,17 @@ def _order(row: Row) -> tuple[int, int, int]:
 
 
 # --- one call -----------------------------------------------------------------------------------------------------
+
+
+def _quiet(row: Row, partner: Row | None) -> Verdict:
+    """The verdict of a call that rounding explains."""
+    for measure in row.measures:
+        other = same_place(partner, measure)
+        if other is not None and measure.size and other.size:
+            unit = UNITS.get(measure.dtype, 0.0) * max(measure.size, other.size)
+            if max(abs(measure.size - other.size), abs(measure.total - other.total)) > unit:
+                return Verdict.INHERITED
+    return Verdict.IDENTICAL if all(measure.rms == 0 for measure in row.measures) else Verdict.WITHIN
 
 
 class _Peers:
@@ -180,9 +190,11 @@ def _weigh_measure(row: Row, measure: Measure, other: Measure | None, peers: _Pe
         (measure.rms / bound.rms, f"error {measure.rms:.2g} {unit}, expected at most {bound.rms:.2g}"),
         (measure.worst / bound.worst, f"one element is off by {measure.worst:.2g} {unit}"),
         _bias(measure, bound, other),
-        _unlike_its_peers(row, measure, other, peers),
+        _misrounded(measure, other),
     ]
     excess, why = max(ratios)
+    if excess <= 1:
+        excess, why = _unlike_its_peers(row, measure, other, peers)
     return Finding(row, Verdict.INTRODUCED, why, excess, measure, bound) if excess > 1 else None
 
 
@@ -210,6 +222,17 @@ def _unlike_its_peers(row: Row, measure: Measure, other: Measure | None, peers: 
     against = "the reference's own error" if _comparable(other) else "a unit of rounding"
     why = f"error {mine:.2g} times {against}; no other {row.name} of this run is above {usual:.2g}"
     return mine / (_OUTLIER * max(usual, 1.0 if _comparable(other) else _NOTABLE)), why
+
+
+def _misrounded(measure: Measure, other: Measure | None) -> tuple[float, str]:
+    """A map in low precision is computed in a higher one and rounded once: all but a few results are the nearest number."""
+    count = math.prod(measure.shape)
+    if measure.dtype not in LOW or count < _MANY:
+        return 0.0, ""
+    allowed = 0.2 if other is None else max(0.02, 3 * other.misrounded)
+    allowed += 4 * math.sqrt(allowed / count)
+    why = f"{measure.misrounded:.0%} of the results are not the nearest {measure.dtype}, expected at most {allowed:.0%}"
+    return measure.misrounded / allowed, why
 
 
 def _bias(measure: Measure, bound: Limit, other: Measure | None) -> tuple[float, str]:
@@ -247,7 +270,7 @@ def _check_sum(rows: Sequence[Row], how: str) -> Iterator[Finding]:
     scores = []
     for row in rows:
         assert row.exchange is not None
-        unit = _UNITS.get(row.measures[0].dtype, 2.0**-24) * max(row.exchange.norm, 1e-300)
+        unit = UNITS.get(row.measures[0].dtype, 2.0**-24) * max(row.exchange.norm, 1e-300)
         off = max((abs(got - share * want) for got, want in zip(row.exchange.got, total, strict=False)), default=0.0)
         scores.append(off / unit)
     bound = 2.0 * len(rows)

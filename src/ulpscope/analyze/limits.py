@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from ulpscope.store.ledger import Measure, Row
 
+# Unit round-off: half the distance of 1 to the next number.
+UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LOW = frozenset({"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
 # Adds up one by one in the dtype of the result: the error grows with the root of the length.
 _ONE_BY_ONE = frozenset(
@@ -24,13 +26,16 @@ _ONE_BY_ONE = frozenset(
         "index_put",
         "index_put_",
         "_index_put_impl_",
-        "native_layer_norm_backward",
-        "native_group_norm_backward",
-        "native_batch_norm_backward",
         "cumsum",
         "nll_loss_forward",
         "nll_loss2d_forward",
     ]
+)
+# The same for the gradients of weight and bias; the gradient of the input is no long sum.
+_NORMS = frozenset({"native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward"})
+# Multiplies by a factor that is rounded first: all results may lean the same way.
+_FACTOR = frozenset(
+    {"mse_loss_backward", "lerp", "addcmul", "addcdiv", "smooth_l1_loss_backward", "huber_loss_backward"}
 )
 _ONCE = frozenset(["mul", "add", "sub", "rsub", "square", "sqrt", "reciprocal"])
 
@@ -49,9 +54,11 @@ def limit(row: Row, measure: Measure) -> Limit:
     low = measure.dtype in LOW
     length = math.sqrt(max(1, measure.terms))
     name = row.name.removeprefix("_foreach_").rstrip("_")
-    if row.name in _ONE_BY_ONE or name in _ONE_BY_ONE:
+    if row.name in _ONE_BY_ONE or name in _ONE_BY_ONE or (name in _NORMS and measure.place > 0):
         return Limit(2.0 + 4.0 * length, 16.0 + 32.0 * length, 1.0)
     if row.kind == "map":
+        if name in _FACTOR:
+            return Limit(1.5, 6.0, 1.2) if low else Limit(2.0, 16.0, 1.2)
         if name == "div" and not low:
             return Limit(2.0, 4.0, 1.2)  # by a scalar: the rounded reciprocal is multiplied
         if name in _ONCE:
@@ -60,5 +67,6 @@ def limit(row: Row, measure: Measure) -> Limit:
     if row.kind == "norm":
         return Limit(1.0, 4.0, 0.2) if low else Limit(4.0, 32.0, 0.5)
     if low:
-        return Limit(0.8, 6.0, 0.2)
+        # A fused kernel rounds between its stages.
+        return Limit(1.5, 24.0, 0.2) if row.kind == "other" else Limit(0.8, 6.0, 0.2)
     return Limit(2.0 + 0.5 * length, 16.0 + 6.0 * length, 0.4)

@@ -11,12 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ulpscope.analyze.limits import UNITS
 from ulpscope.store.ledger import Leaf, Row
 
 Key = tuple[int, int, str, str, str, int]
 Told = tuple[Row, str, float]
-_UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-_CASTS = frozenset({"_to_copy", "clone", "copy_", "copy", "to", "contiguous"})
 _CAST_APIS = ("Tensor.to.", "Tensor.float.", "Tensor.type.", "Tensor.half.", "Tensor.bfloat16.", "Tensor.type_as.")
 _SETS = 1e9  # nothing about it is a matter of degree
 
@@ -35,7 +34,7 @@ def keyed(rows: Sequence[Row]) -> dict[Key, Row]:
 def told_differently(reference: Sequence[Row], target: Sequence[Row]) -> Iterator[Told]:
     """Rows of the target that were told something else, in order, with the reason and how far it is from a rounding."""
     partners = keyed(reference)
-    mixed = _main_dtype(reference) != _main_dtype(target)
+    mixed = _other_precision(partners, target)
     read_back: set[int] = set()
     decided: set[int] = set()
     missing = _calls_apart(reference, target, mixed)
@@ -54,9 +53,16 @@ def told_differently(reference: Sequence[Row], target: Sequence[Row]) -> Iterato
             yield row, why, _SETS
 
 
-def _main_dtype(rows: Sequence[Row]) -> str:
-    counts = Counter(measure.dtype for row in rows for measure in row.measures if measure.dtype in _UNIT)
-    return counts.most_common(1)[0][0] if counts else ""
+def _other_precision(partners: dict[Key, Row], target: Sequence[Row]) -> bool:
+    """Whether the two runs are meant to have different precision: most weights and inputs have another dtype."""
+    same = other = 0
+    for key, row in keyed(target).items():
+        there = {leaf.place: leaf for leaf in partners[key].leaves} if row.leaves and key in partners else {}
+        for leaf in row.leaves:
+            if leaf.place in there and leaf.dtype in UNITS:
+                same += leaf.dtype == there[leaf.place].dtype
+                other += leaf.dtype != there[leaf.place].dtype
+    return other > same
 
 
 def _api(row: Row) -> str:
@@ -135,7 +141,7 @@ def _equal(there: Leaf, here: Leaf) -> bool:
         return False
     if there.dtype == here.dtype:
         return there.crc == here.crc
-    unit = max(_UNIT.get(there.dtype, 0.0), _UNIT.get(here.dtype, 0.0))
+    unit = max(UNITS.get(there.dtype, 0.0), UNITS.get(here.dtype, 0.0))
     if not unit or here.norm < 0:
         return True
     allowed = 4 * unit * max(there.norm, here.norm)

@@ -12,12 +12,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
 OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
+Begin = Callable[[dict[str, Any]], None]
 RUN_VARIABLE = "ULPSCOPE_RUN"  # the same in all processes of one run
 # Building and loading a model is not what a person wants to compare; forward, backward and optimizer are.
 _BUILDING = frozenset(
@@ -32,14 +33,18 @@ _BUILDING = frozenset(
 )
 
 
-def watch() -> None:
-    """Arranges for a capture to begin as soon as torch has been imported."""
-    if os.environ.get(OPTIONS_VARIABLE) and "torch" not in sys.modules:
-        sys.meta_path.insert(0, _TorchFinder())
+def watch(variable: str = OPTIONS_VARIABLE, begin: Begin | None = None) -> None:
+    """Arranges for a capture, or what `begin` begins with the options in `variable`, to begin once torch is imported."""
+    if os.environ.get(variable) and "torch" not in sys.modules:
+        sys.meta_path.insert(0, _TorchFinder(variable, begin or begin_capture))
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
     """Finds torch as everybody does, and has a word when it is loaded."""
+
+    def __init__(self, variable: str, begin: Begin) -> None:
+        self._variable = variable
+        self._begin = begin
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -49,13 +54,15 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self._variable, self._begin)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, variable: str, begin: Begin) -> None:
         self._loader = loader
+        self._variable = variable
+        self._begin = begin
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -69,12 +76,12 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         try:
-            begin(json.loads(os.environ[OPTIONS_VARIABLE]))
+            self._begin(json.loads(os.environ[self._variable]))
         except Exception as error:  # the border: the program must run even if it cannot be recorded
             sys.stderr.write(f"ulpscope: not recording process {os.getpid()}: {error}\n")
 
 
-def begin(options: dict[str, Any]) -> None:
+def begin_capture(options: dict[str, Any]) -> None:
     """Starts a capture for the rest of the process; steps are found by themselves."""
     from ulpscope.capture.session import Capture
 

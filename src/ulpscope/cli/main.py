@@ -17,6 +17,7 @@ from ulpscope.errors import UlpscopeError
 VERBS = {
     "capture": "Record a program: runs any command with capture on.",
     "compare": "Two runs: where they stop agreeing, and by how much.",
+    "blame": "The operator that introduced an error, by running every kernel again.",
     "show": "What was recorded: a run, its calls, or one call with its values and stack.",
     "convert": "A run in the files of msprobe, or the other way round.",
 }

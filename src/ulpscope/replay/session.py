@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from ulpscope.errors import CaptureError
@@ -22,7 +21,7 @@ from ulpscope.frameworks.torch import devices
 from ulpscope.frameworks.torch.replay_probe import ReplayProbe, in_torch, models_of
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.replay.calls import CallNames
-from ulpscope.store.ledger import LedgerWriter, find_ledgers, ledger_path
+from ulpscope.store.ledger import LedgerWriter, ledger_path
 
 
 class Ledger:
@@ -102,11 +101,20 @@ class Ledger:
         """What could not be judged, and why."""
         return list(self._calls.notes)
 
-    def watch_steps(self, ignored: Callable[[FrameType], bool]) -> None:
-        """Finds the steps by itself."""
-        self._steps = StepWatch(self.step, lambda: None)
+    def wait_for_forward(self) -> None:
+        """Begins with the first forward of any module, and finds the steps by itself."""
+        self._steps = StepWatch(self.step, self._first_forward)
+        self._steps.install()
+
+    def _first_forward(self) -> None:
+        assert self._steps is not None
+        self._steps.remove()
+        self.start()
 
     def _add(self, fields: dict[str, Any]) -> None:
+        if os.getpid() != self._pid:  # a fork: the file belongs to its parent
+            self._calls.active = False
+            return
         if self._writer is None:
             self._writer = self._open()
         self._writer.add({"seq": self._seq, "step": self.current_step, "rank": self._written_rank, **fields})
@@ -128,5 +136,6 @@ class Ledger:
         return (rank if self._rank is None else self._rank), world
 
 
-def has_ledger(path: Path) -> bool:
-    return path.exists() and bool(find_ledgers(path))
+def ledger(path: str | Path, *, model: Any = None, rank: int | None = None, overwrite: bool = False) -> Ledger:
+    """A ledger for a `with` block."""
+    return Ledger(path, model=model, rank=rank, overwrite=overwrite)

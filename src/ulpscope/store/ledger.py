@@ -26,7 +26,8 @@ class Measure:
 
     Errors are in units of round-off of `dtype` times the condition of the operation at each element. `toward` is the mean
     of the relative error in the direction of the value (truncation is negative), `up` the same in the direction of plus
-    infinity; `spread` is how far either may be from zero by chance (one standard error).
+    infinity; `misrounded` is the share of elements that are not the nearest number of a low precision; `spread` is how far either may be from zero by chance (one standard error). `total` and `size` are the sums of
+    the elements and of their absolute values: they tell whether another run got the same.
     """
 
     place: int
@@ -41,6 +42,9 @@ class Measure:
     toward: float = 0.0
     up: float = 0.0
     spread: float = 0.0
+    misrounded: float = 0.0
+    total: float = 0.0
+    size: float = 0.0
     profile: dict[str, Any] | None = None
 
 

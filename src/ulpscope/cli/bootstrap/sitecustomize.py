@@ -13,7 +13,9 @@ sys.modules.setdefault("sitecustomize", _me)  # the interpreter looks for what i
 
 try:
     from ulpscope.capture.watch import watch
+    from ulpscope.replay.watch import LEDGER_VARIABLE, begin
 except ImportError as error:
     sys.stderr.write(f"ulpscope: not recording, this Python cannot import ulpscope ({error}): {sys.executable}\n")
 else:
     watch()
+    watch(LEDGER_VARIABLE, begin)

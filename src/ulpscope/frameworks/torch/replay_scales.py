@@ -78,12 +78,13 @@ def _normalised(x: Tensor, dims: list[int], eps: float, weight: Tensor | None, b
     ratio = 1 + mean * mean * rstd * rstd
     count = x.numel() / max(mean.numel(), 1)
     y = (x - mean) * rstd
-    scale = (x.abs() + mean.abs()) * rstd + y.abs() * ratio
+    spread = (x * x).mean(dims, True).div(count).sqrt()
+    # The mean itself is a sum: where x is near it, its error is all there is.
+    scale = (x.abs() + mean.abs() + 4 * spread) * rstd + y.abs() * ratio
     if weight is not None:
         scale = scale * weight.abs()
     if bias is not None:
         scale = scale + bias.abs()
-    spread = (x * x).mean(dims, True).div(count).sqrt()
     return [scale, spread + mean.abs(), rstd * ratio]
 
 

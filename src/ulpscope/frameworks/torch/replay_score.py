@@ -67,9 +67,11 @@ def rounded_score(
     unit, inner = UNIT[dtype], INNER[dtype]
     y = found.double()
     answer: dict[str, Any] = {}
-    total = float((y.abs().sum() + expected.abs().sum()).item())
+    total, size, wanted = torch.stack([y.sum(), y.abs().sum(), expected.abs().sum()]).tolist()
     finite: Tensor | None = None
-    if not math.isfinite(total):
+    if math.isfinite(size + wanted):
+        answer = {"total": total, "size": size}
+    else:
         finite, answer = _non_finite(y, expected, found.dtype)
         y, expected = y[finite], expected[finite]
         scale = None if scale is None else scale.expand(finite.shape)[finite]
@@ -81,10 +83,15 @@ def rounded_score(
     error = _units(y, expected, scale, unit, inner, _subnormal(dtype), working)
     rms, worst = torch.stack([error.norm(), error.abs().max()]).tolist()
     answer |= {"rms": rms / math.sqrt(count), "worst": worst}
+    if unit > inner and not working and found.dtype is dtype:
+        nearest = (y == expected.to(dtype).double()).sum()
+        answer["misrounded"] = 1.0 - int(nearest) / count
     if count >= _MANY and rms:
         answer |= _bias(*_thinned(y, expected), unit, torch.finfo(dtype).tiny)
     if answer["rms"] > 1.5 or worst > 6.0 or answer.get("lost"):
         answer["profile"] = profile(error if finite is None else _spread_out(error, finite))
+        largest = y.abs()
+        answer["profile"]["clipped"] = int((largest == largest.max()).sum())
     return answer
 
 
@@ -175,6 +182,7 @@ def profile(error: Tensor) -> dict[str, Any]:
     """The shape of an error, small: for each dimension the largest error in up to 64 bins, and where it is worst."""
     size = error.abs().nan_to_num(math.inf)
     limited = size.clamp_max(1e30)
+    off = max(4.0, 0.01 * float(limited.max()))
     dims = []
     for place, length in enumerate(size.shape):
         others = [other for other in range(size.dim()) if other != place]
@@ -182,7 +190,7 @@ def profile(error: Tensor) -> dict[str, Any]:
         bins = min(length, _BINS)
         edges = [at * length // bins for at in range(bins + 1)]
         heights = [round(float(line[low:high].max()), 3) for low, high in itertools.pairwise(edges)]
-        bad = torch.nonzero(line > 4.0).flatten()
+        bad = torch.nonzero(line > off).flatten()
         dims.append(
             {
                 "length": length,
@@ -198,4 +206,4 @@ def profile(error: Tensor) -> dict[str, Any]:
     for length in reversed(size.shape):
         rest, index = divmod(rest, length)
         worst_at.insert(0, index)
-    return {"dims": dims, "share": float((flat > 4.0).double().mean()), "worst_at": worst_at}
+    return {"dims": dims, "share": float((flat > off).double().mean()), "worst_at": worst_at}

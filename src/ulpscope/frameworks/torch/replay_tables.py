@@ -274,6 +274,7 @@ ROUNDED_ONCE = frozenset(
 # Several roundings in the working precision are usual: the parts count, not the result alone.
 SEVERAL_ROUNDINGS = frozenset(
     [
+        "_log_softmax",
         "native_batch_norm",
         "_native_batch_norm_legit",
         "_batch_norm_with_update",

@@ -1,0 +1,220 @@
+"""The judge on rows made by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ulpscope.analyze.ledger import Verdict, judge
+from ulpscope.analyze.pattern import pattern
+from ulpscope.store.ledger import Exchange, Leaf, Measure, Row
+
+
+def row(seq: int = 0, **fields: Any) -> Row:
+    given: dict[str, Any] = {
+        "step": 0,
+        "rank": 0,
+        "phase": "forward",
+        "op": "aten.mm.default",
+        "dtypes": "bfloat16,bfloat16",
+        "index": seq,
+        "kind": "contraction",
+        "module": f"layers.{seq}",
+        "api": f"Functional.linear.{seq}.forward",
+    }
+    return Row(seq=seq, **(given | fields))
+
+
+def measure(**fields: Any) -> Measure:
+    given: dict[str, Any] = {"place": 0, "dtype": "bfloat16", "shape": (16, 64), "terms": 128, "rms": 0.3, "worst": 0.9}
+    return Measure(**(given | fields))
+
+
+def clean(count: int = 8) -> list[Row]:
+    return [row(seq, measures=(measure(),)) for seq in range(count)]
+
+
+def with_one(at: int, **fields: Any) -> list[Row]:
+    rows = clean()
+    rows[at] = row(at, **fields)
+    return rows
+
+
+def test_rounding_alone_names_nobody() -> None:
+    judgement = judge(clean(), clean())
+    assert judgement.first is None
+    assert judgement.counts == {"within rounding": 8}
+
+
+def test_the_call_above_its_limit_is_named_and_not_those_after_it() -> None:
+    judgement = judge(with_one(3, measures=(measure(rms=8.0, worst=20.0),)))
+    assert judgement.first is not None
+    assert (judgement.first.row.seq, judgement.first.verdict) == (3, Verdict.INTRODUCED)
+    assert len(judgement.findings) == 1
+    assert judgement.first.excess == 8.0 / 0.8
+
+
+def test_the_first_sure_finding_comes_before_an_earlier_doubtful_one() -> None:
+    rows = with_one(3, measures=(measure(rms=800.0),))
+    rows[1] = row(1, measures=(measure(rms=0.9),))
+    judgement = judge(rows)
+    assert judgement.first is not None
+    assert judgement.first.row.seq == 3
+    assert [finding.row.seq for finding in judgement.findings] == [1, 3]
+
+
+def test_a_call_that_is_as_wide_in_the_reference_is_not_named() -> None:
+    wide = with_one(3, measures=(measure(rms=8.0, worst=20.0),))
+    assert judge(wide, wide).first is None
+
+
+def test_a_reference_in_another_dtype_does_not_widen_the_limit() -> None:
+    target = with_one(3, measures=(measure(rms=8.0, worst=20.0),))
+    reference = with_one(3, measures=(measure(rms=8.0, worst=20.0, dtype="float32"),))
+    judgement = judge(target, reference)
+    assert judgement.first is not None
+    assert judgement.first.row.seq == 3
+
+
+def test_one_call_that_rounds_its_partial_sums_stands_out_among_its_peers() -> None:
+    # 0.7 is below what theory allows for partial sums in bfloat16, but no other call of this run has them.
+    judgement = judge(with_one(3, measures=(measure(rms=0.7),)), clean())
+    assert judgement.first is not None
+    assert judgement.first.row.seq == 3
+    everywhere = [row(seq, measures=(measure(rms=0.7),)) for seq in range(8)]
+    assert judge(everywhere, clean()).first is None
+
+
+@pytest.mark.parametrize(
+    ("toward", "spread", "named"), [(-0.72, 0.01, True), (-0.72, 0.2, False), (-0.02, 0.001, False)]
+)
+def test_a_result_that_leans_is_named_if_chance_does_not_explain_it(toward: float, spread: float, named: bool) -> None:
+    judgement = judge(with_one(3, measures=(measure(toward=toward, spread=spread),)), clean())
+    assert (judgement.first is not None) == named
+
+
+def test_an_element_that_should_be_finite_and_is_not_names_its_producer() -> None:
+    judgement = judge(with_one(2, measures=(measure(lost=1),)))
+    assert judgement.first is not None
+    assert "not finite" in judgement.first.why
+
+
+def test_moved_data_must_be_equal_to_the_bit() -> None:
+    moved = {"kind": "movement", "op": "aten.cat.default"}
+    judgement = judge(with_one(2, measures=(measure(rms=0.0, worst=0.0, wrong=3),), **moved))
+    assert judgement.first is not None
+    assert judgement.first.why.startswith("3 of 1024 elements differ")
+
+
+def test_another_argument_is_found_before_any_arithmetic() -> None:
+    scaled = {"kind": "map", "op": "aten.mul.Tensor"}
+    reference = with_one(2, scalars={"other": 0.125}, **scaled)
+    target = with_one(2, scalars={"other": 0.15}, **scaled)
+    judgement = judge(target, reference)
+    assert judgement.first is not None
+    assert (judgement.first.verdict, judgement.first.row.seq) == (Verdict.TOLD, 2)
+    assert judgement.first.why == "other = 0.15, the reference has 0.125"
+
+
+def test_a_number_after_a_choice_may_differ_and_a_number_before_it_may_not() -> None:
+    def run(size: int, *, chosen: bool) -> list[Row]:
+        choice = row(0, op="aten.topk.default", kind="choice", decides=chosen)
+        return [choice, row(1, op="aten.narrow.default", kind="movement", scalars={"length": size})]
+
+    assert judge(run(3, chosen=True), run(4, chosen=True)).first is None
+    assert judge(run(3, chosen=False), run(4, chosen=False)).first is not None
+
+
+def leaf(**fields: Any) -> Leaf:
+    given: dict[str, Any] = {
+        "place": "mat2",
+        "dtype": "float32",
+        "shape": (4, 4),
+        "crc": 1,
+        "norm": 4.0,
+        "sketch": (1.0,),
+    }
+    return Leaf(**(given | fields))
+
+
+def test_other_weights_are_named_with_the_call_that_reads_them() -> None:
+    reference = with_one(2, leaves=(leaf(name="layers.2.weight"),))
+    target = with_one(2, leaves=(leaf(name="layers.2.weight", crc=2),))
+    judgement = judge(target, reference)
+    assert judgement.first is not None
+    assert "layers.2.weight" in judgement.first.why
+
+
+def test_weights_of_lower_precision_are_the_same_up_to_their_rounding() -> None:
+    reference = [row(seq, leaves=(leaf(),)) for seq in range(4)]
+    rounded = [row(seq, leaves=(leaf(dtype="bfloat16", crc=7, sketch=(1.001,)),)) for seq in range(4)]
+    assert judge(rounded, reference).first is None
+    other = [*rounded[:3], row(3, leaves=(leaf(dtype="bfloat16", crc=7, sketch=(2.0,)),))]
+    judgement = judge(other, reference)
+    assert judgement.first is not None
+    assert judgement.first.row.seq == 3
+
+
+def test_a_call_that_only_the_target_makes_is_a_finding() -> None:
+    extra = [
+        *clean(4),
+        row(4, module="layers.0", api="Functional.relu.0.forward", op="aten.relu.default", kind="movement"),
+    ]
+    judgement = judge(extra, clean(4))
+    assert judgement.first is not None
+    assert judgement.first.why == "called 1 times here, 0 times in the reference"
+
+
+def test_a_rank_that_did_not_get_the_sum_is_named() -> None:
+    def rank(number: int, got: float) -> Row:
+        exchange = Exchange("allreduce.sum", (0, 1), 0, given=(float(number + 1),), got=(got,), norm=10.0)
+        part = {"op": "c10d.allreduce_.default", "kind": "collective", "rank": number, "exchange": exchange}
+        return row(0, measures=(measure(dtype="float32", rms=0.0, worst=0.0),), **part)
+
+    assert judge([rank(0, 3.0), rank(1, 3.0)]).first is None
+    judgement = judge([rank(0, 3.0), rank(1, 2.0)])
+    assert judgement.first is not None
+    assert judgement.first.row.rank == 1
+
+
+def test_what_could_not_be_judged_is_unknown_and_says_why() -> None:
+    judgement = judge(with_one(2, unknown="NotImplementedError: no double"))
+    assert judgement.counts["unknown"] == 1
+    assert judgement.unknown == {"aten.mm.default: NotImplementedError: no double": 1}
+
+
+def profile(*dims: tuple[int, int, int, int], share: float) -> dict[str, Any]:
+    named = [{"length": length, "bad": bad, "first": first, "last": last} for length, bad, first, last in dims]
+    return {"dims": named, "share": share, "worst_at": [0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"toward": -0.7, "spread": 0.01, "rms": 0.6}, "truncation"),
+        ({"toward": 8.0, "spread": 0.01, "rms": 8.0}, "scale"),
+        ({"profile": profile((16, 16, 0, 15), (64, 8, 8, 15), share=0.12)}, "block"),
+        ({"profile": profile((16, 16, 0, 15), (64, 8, 56, 63), share=0.12)}, "tail"),
+        ({"profile": profile((16, 16, 0, 15), (64, 1, 5, 5), share=0.016)}, "one channel"),
+        ({"profile": profile((16, 16, 0, 15), (64, 8, 0, 56), share=0.12)}, "stride"),
+        ({"profile": profile((16, 3, 2, 9), (64, 3, 7, 50), share=0.003)}, "sparse outliers"),
+        ({"profile": profile((16, 16, 0, 15), (64, 64, 0, 63), share=0.97)}, "uniform"),
+        ({"lost": 1, "profile": profile((16, 1, 0, 0), (64, 1, 7, 7), share=0.001)}, "not finite"),
+        ({"profile": profile((16, 9, 0, 15), (64, 20, 0, 63), share=0.05) | {"clipped": 40}}, "saturation"),
+    ],
+)
+def test_the_shape_of_an_error_has_a_name(fields: dict[str, Any], kind: str) -> None:
+    assert pattern(measure(**fields)).kind == kind
+
+
+def test_the_factor_of_a_scale_error_is_told() -> None:
+    found = pattern(measure(toward=8.0, spread=0.01, rms=8.0))
+    assert math.isclose(float(found.text.rsplit(" ", 1)[1]), 1 + 8 / 256, rel_tol=1e-6)
+
+
+def test_a_row_survives_the_change_of_its_step() -> None:
+    later = [replace(each, step=1) for each in clean(2)]
+    assert judge([*clean(2), *later], [*clean(2), *later]).first is None
