@@ -10,6 +10,7 @@ import click
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.store.formats.msprobe_writer import LEVEL_NAMES, write_msprobe
 from ulpscope.store.formats.native_copy import write_native
+from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
 from ulpscope.store.layout import dump_folder, find_dumps, find_places
 from ulpscope.store.reader import Dump, open_dump
 
@@ -20,7 +21,7 @@ from ulpscope.store.reader import Dump, open_dump
 @click.option(
     "--to",
     "form",
-    type=click.Choice(["msprobe", "native"]),
+    type=click.Choice(["msprobe", "native", "ptdbg"]),
     help="The format to write.  [default: native, or msprobe for native]",
 )
 @click.option(
@@ -41,8 +42,8 @@ def convert(source: str, dest: str, form: str | None, task: str | None, summary_
     ulpscope convert runs/a dump_path               then: msprobe compare -tp dump_path/... -gp ...
     ulpscope convert dump_path runs/a               then: ulpscope show runs/a
 
-    SOURCE is a run, or any folder or file in it; every dump in it is written to DEST/step0/rank0. A run whose process was
-    killed is written up to its last finished call.
+    SOURCE is a run, or any folder or file in it; every dump in it is written to DEST/step0/rank0, for ptdbg_ascend to
+    DEST/step0/ptdbg_dump_v2.0/rank0. A run whose process was killed is written up to its last finished call.
     """
     places = find_dumps(Path(source))
     if not places:
@@ -52,8 +53,11 @@ def convert(source: str, dest: str, form: str | None, task: str | None, summary_
     for place in places:
         dump = open_dump(place.folder)
         folder = dump_folder(Path(dest), place.step, place.rank, place.copy)
-        if (form or ("msprobe" if type(dump) is Dump else "native")) == "native":
+        to = form or ("msprobe" if type(dump) is Dump else "native")
+        if to == "native":
             write_native(dump, folder)
+        elif to == "ptdbg":
+            write_ptdbg(dump, ptdbg_folder(Path(dest), step=place.step, rank=place.rank), mode="api_stack")
         else:
             level = LEVEL_NAMES.get(dump.manifest.level, dump.manifest.level)
             write_msprobe(dump, folder, task=task or _task_of(dump), level=level, summary_mode=summary_mode)

@@ -69,7 +69,8 @@ class HooksDump(LinesDump):
         for number, row in self._file.scan():
             found = self._parts(number, row)
             name = (*call_parts(found["head"]), phase_of(found))
-            place = (_ORDER[found["role"]], slot_of(found, role=Role.INPUT).path)
+            path = slot_of(found, role=Role.INPUT).path
+            place = (_ORDER[found["role"]], *((isinstance(step, str), step) for step in path))
             # The lines of a call follow each other: stack, inputs, outputs. A step back is the next call of that name.
             if name != current or place <= order:
                 current = name

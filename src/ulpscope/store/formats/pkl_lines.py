@@ -27,8 +27,10 @@ from ulpscope.store.formats.plain_file import mapped
 from ulpscope.store.reader import Dump
 
 STACK = "stack_info"
-PLACE = r"(?P<phase>forward|backward)_(?P<role>input|output|stack_info)(?P<path>(?:\.\d{1,9}){0,64})"
-_KINDS = frozenset({"Tensor", "Torch", "Functional", "NPU", "VF", "Distributed", "Aten", MODULE})
+PLACE = (
+    r"(?P<phase>forward|backward)_(?P<role>input|output|stack_info)(?P<path>(?:\.(?:\d{1,9}|[^\W\d]\w{0,63})){0,64})"
+)
+_KINDS = frozenset({"Tensor", "Torch", "Functional", "NPU", "VF", "Distributed", "Aten", "Init", MODULE})
 _MAX_DIMS = 64
 
 
@@ -199,7 +201,8 @@ def call_parts(head: str) -> tuple[str, str]:
 
 def slot_of(found: re.Match[str], *, role: Role) -> Slot:
     """The slot behind a name. A value that is not in a list has no position there, and the first one here."""
-    return Slot(role, tuple(int(step) for step in found["path"].split(".")[1:]) or (0,))
+    steps = found["path"].split(".")[1:]
+    return Slot(role, tuple(int(step) if step.isdecimal() else step for step in steps) or (0,))
 
 
 def phase_of(found: re.Match[str]) -> Phase:

@@ -1,0 +1,125 @@
+"""Writing a dump in the files of torch_npu.hooks: one .pkl of JSON lines, or one .npy file for each value.
+
+    ["0_Functional_linear_forward_input.0", [value, ..., max, min, mean], "torch.float32", [2, 2]]    sample=True
+    16_Functional_relu_backward_input0_shape[2,1]_stride[1,1]_offset[0]_format[2].npy                 asynchronous export
+
+The lines hold floating tensors with a dimension, whose elements were recorded, as numbers that passed float32. Backward, `input` is
+the gradient that leaves the call, as torch named it for its hooks. A file is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ulpscope.dtypes import Array, dtype_named
+from ulpscope.errors import DumpError
+from ulpscope.records import Phase, Role, Value
+from ulpscope.store.formats.npy import write_npy
+from ulpscope.store.formats.pkl_names import api_name, has_place, named_values
+from ulpscope.store.reader import Dump
+
+SAMPLED = 10
+_FLOATS = ("float", "bfloat")
+_PLAIN_FORMAT = 2  # ACL_FORMAT_ND: the elements in row-major order
+_SWAPPED = {Role.INPUT: Role.OUTPUT, Role.OUTPUT: Role.INPUT}
+
+
+def write_hooks(dump: Dump, path: Path, *, sample: bool = True) -> None:
+    """Writes a dump as a .pkl; an earlier file is replaced. Raises DumpError if it cannot be written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                for number, (name, value) in enumerate(_values(dump)):
+                    content = _numbers(dump, value, sample=sample).tolist()
+                    file.write(json.dumps([f"{number}_{name}", content, value.dtype, list(value.shape or ())]) + "\n")
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise DumpError(f"cannot write {path}: {error.strerror}; choose another file") from error
+
+
+def export_arrays(dump: Dump, folder: Path) -> None:
+    """Writes each recorded tensor as a .npy file of its own. Raises DumpError if one cannot be written.
+
+    The strides and the offset in a name are those of the file: the elements are whole, and one behind the other.
+    """
+    number = 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for call in dump.calls():
+            if not has_place(call.id):
+                continue
+            for value, role, at in named_values(call):
+                if not value.is_tensor or value.payload is None:
+                    continue
+                side = _role(call.id.phase, role).value
+                name = f"{number}_{api_name(dump, call.id)}_{call.id.phase.value}_{side}{at.removeprefix('.') or 0}"
+                _export(dump, value, folder, name)
+                number += 1
+    except OSError as error:
+        raise DumpError(f"cannot write into {folder}: {error.strerror}; choose another folder") from error
+
+
+def _export(dump: Dump, value: Value, folder: Path, name: str) -> None:
+    shape = tuple(value.extra.get("stored_shape", value.shape or ()))
+    dtype = dtype_named(str(value.extra.get("stored_dtype", value.dtype)))
+    strides = [int(np.prod(shape[at + 1 :], dtype=object)) for at in range(len(shape))]
+    path = folder / f"{name}_shape{_list(shape)}_stride{_list(strides)}_offset[0]_format[{_PLAIN_FORMAT}].npy"
+    bits = np.ascontiguousarray(dump.load_bits(value)).reshape(-1)
+    draft = folder / f".{os.getpid()}.npy"
+    draft.unlink(missing_ok=True)
+    write_npy(draft, dtype, shape, bits.view(np.uint8).data if bits.size else b"")
+    shutil.move(draft, path)
+
+
+def _list(sizes: Any) -> str:
+    return "[" + ",".join(map(str, sizes)) + "]"
+
+
+def _values(dump: Dump) -> Iterator[tuple[str, Value]]:
+    """The values that the lines hold, with their names, inputs first."""
+    for call in dump.calls():
+        if not has_place(call.id):
+            continue
+        rows = [(_role(call.id.phase, role), at, value) for value, role, at in named_values(call)]
+        for side in (Role.INPUT, Role.OUTPUT):
+            for role, at, value in rows:
+                if role is side and _is_held(value):
+                    yield f"{api_name(dump, call.id)}_{call.id.phase.value}_{role.value}{at}", value
+
+
+def _role(phase: Phase, role: Role) -> Role:
+    return _SWAPPED[role] if phase is Phase.BACKWARD else role
+
+
+def _is_held(value: Value) -> bool:
+    return (
+        value.payload is not None
+        and bool(value.shape)
+        and 0 not in (value.shape or ())
+        and str(value.dtype).removeprefix("torch.").startswith(_FLOATS)
+        and "stored_shape" not in value.extra
+    )
+
+
+def _numbers(dump: Dump, value: Value, *, sample: bool) -> Array:
+    with np.errstate(over="ignore"):
+        elements = dump.load(value).reshape(-1).astype(np.float32).astype(np.float64)
+        if not sample:
+            return elements
+        stats = value.stats
+        if stats is None or None in (stats.max, stats.min, stats.mean):
+            told = [elements.max(), elements.min(), elements.mean()]
+        else:
+            told = [stats.max, stats.min, stats.mean]
+        return np.concatenate([elements[:SAMPLED], np.array(told, dtype=np.float32).astype(np.float64)])
