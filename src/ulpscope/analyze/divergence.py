@@ -27,6 +27,25 @@ _GAIN = 16.0
 _MOST = 10
 # Calls whose output may be small because a factor is: nothing cancels there.
 _SCALES = frozenset({"mul", "rmul", "imul", "div", "idiv", "truediv", "rtruediv", "itruediv", "multiply", "divide"})
+# A mask is filled with the largest number there is: its size says nothing.
+_FILLED = 1e30
+# Calls that make much of the smallest elements, whose errors the length of a tensor does not show.
+_UNEVEN = frozenset(
+    {
+        "addcdiv",
+        "div",
+        "idiv",
+        "truediv",
+        "rtruediv",
+        "itruediv",
+        "rdiv",
+        "divide",
+        "true_divide",
+        "reciprocal",
+        "rsqrt",
+    }
+    | {"log", "log2", "log10", "sign", "sgn", "angle", "atan2", "normalize"}
+)
 # Calls that make or overwrite memory without computing: what their output holds before that is not a result.
 _MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})
 
@@ -283,7 +302,8 @@ class Search:
         elif out <= limit:
             status = Status.INHERITED if dirty else Status.ROUNDING
         else:
-            status = Status.INHERITED if unsure or (dirty and into is None) else Status.INTRODUCED
+            explained = dirty and (into is None or comparison.match.call.id.name.strip("_") in _UNEVEN)
+            status = Status.INHERITED if unsure or explained else Status.INTRODUCED
         text = "clean inputs, other output" if not dirty else "the output differs more than the inputs explain"
         return self._finding(status, comparison, into, out, limit, text if status is Status.INTRODUCED else "")
 
@@ -294,7 +314,7 @@ class Search:
         for each in ins if call.phase is Phase.FORWARD else ():
             if each.verdict.level is not Level.FAIL or each.target is None or not each.target.is_tensor:
                 continue
-            if each.error is not None and each.error <= _rounded(each.rounding):
+            if _is_rounding(each):
                 continue
             # Where values have no identity, a call that was not recorded may have passed a difference on.
             if self._written.isdisjoint(_marks(each.target)) and (each.target.measure is not None or not self._dirty):
@@ -340,6 +360,11 @@ def _limit(call: CallId, ins: Sequence[Comparison], outs: Sequence[Comparison], 
     return (1.0 if call.name.strip("_") in _SCALES else kept) * _rounded(rounding) + kept * _GAIN * (into or 0.0)
 
 
+def _is_rounding(each: Comparison) -> bool:
+    """Whether one call of correct arithmetic may have made the difference."""
+    return each.error is not None and each.error <= _rounded(each.rounding)
+
+
 def _rounded(rounding: float) -> float:
     """What rounding alone may make of a value in one call."""
     return _OUTPUT_ROUNDINGS * rounding + _SUM_ROUNDINGS * min(rounding, _SUM_ROUND_OFF)
@@ -359,7 +384,7 @@ def _size(value: Value | None, numel: int) -> float | None:
     """The root mean square of a tensor; where it is summed down to `numel` elements, that of such a sum."""
     stats = value.stats if value is not None else None
     norm = stats.norm if stats is not None else None
-    if norm is None or not math.isfinite(norm) or value is None or not value.shape:
+    if norm is None or not norm < _FILLED or value is None or not value.shape:
         return None
     count = math.prod(value.shape)
     return norm / math.sqrt(min(count, numel) or count) if count else None
@@ -394,18 +419,29 @@ def _is_tensor(each: Comparison) -> bool:
 
 
 def _side(values: Iterable[Comparison]) -> Side:
-    levels = {each.verdict.level for each in values if _is_tensor(each)}
-    if Level.FAIL in levels:
+    tensors = [each for each in values if _is_tensor(each)]
+    levels = {each.verdict.level for each in tensors}
+    if any(each.verdict.level is Level.FAIL and not _is_rounding(each) for each in tensors):
         return Side.DIFFERS
     return Side.UNKNOWN if levels & {Level.UNKNOWN, Level.UNMATCHED} else Side.AGREES
 
 
-def _changed(ins: Iterable[Comparison]) -> Comparison | None:
+def _changed(ins: Sequence[Comparison]) -> Comparison | None:
     """The first argument that is another one in the target."""
+    dtypes = max([each.rounding for each in ins], default=0.0)
     for each in ins:
-        if (Code.ARGUMENT in each.verdict.codes or Code.TYPE in each.verdict.codes) and not is_group(each):
+        codes = each.verdict.codes
+        if not is_group(each) and (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(dtypes, each))):
             return each
     return None
+
+
+def _same_in(rounding: float, each: Comparison) -> bool:
+    """Whether two numbers are one and the same in the coarsest dtype of the call, as the smallest number of a dtype is."""
+    left, right = (value.scalar if value is not None else None for value in (each.reference, each.target))
+    if not isinstance(left, float) or not isinstance(right, float):
+        return False
+    return abs(left - right) <= 2 * rounding * max(abs(left), abs(right))
 
 
 def _unknown(outs: Iterable[Comparison]) -> Comparison | None:

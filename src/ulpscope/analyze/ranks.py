@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ulpscope.analyze.divergence import Divergence, Finding, Status
 from ulpscope.analyze.exchange import KIND, Direction, Passing, Side
+from ulpscope.compare.comparison import Code
 from ulpscope.naming import call_text
 from ulpscope.records import CallId
 
@@ -87,6 +88,28 @@ def origin(divergences: Iterable[Divergence]) -> Origin:
     ranks = {rank for step in steps.values() for rank in step}
     differ = {rank for step in steps.values() for rank, each in step.items() if _differs(each)}
     return Origin(ranks=tuple(sorted(differ)), clean=tuple(sorted(ranks - differ)))
+
+
+def explain_later(divergences: Iterable[Divergence]) -> list[Divergence]:
+    """The divergences by step and rank; what a step got from outside is not a finding where the step before differs already."""
+    ordered = sorted(divergences, key=lambda each: (each.step, each.rank))
+    differs: dict[int, int] = {}
+    for each in ordered:
+        if differs.get(each.rank, each.step) < each.step:
+            passed_on = [found for found in each.findings if found.status is Status.SOURCE and not is_argument(found)]
+            kept = set(map(id, passed_on))
+            each.findings = [found for found in each.findings if id(found) not in kept]
+            each.statuses[Status.INHERITED] += each.statuses[Status.SOURCE]
+            each.statuses[Status.SOURCE] = 0
+        if not each.agrees:
+            differs.setdefault(each.rank, each.step)
+    return ordered
+
+
+def is_argument(finding: Finding) -> bool:
+    """Whether a finding is an argument that is another one, not a tensor."""
+    codes = {code for each in finding.comparison.values for code in each.verdict.codes}
+    return finding.status is Status.SOURCE and bool(codes & {Code.ARGUMENT, Code.TYPE})
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ import click
 
 from ulpscope.analyze.advice import Advice, advise
 from ulpscope.analyze.divergence import Search
-from ulpscope.analyze.ranks import origin
+from ulpscope.analyze.ranks import explain_later, origin
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
@@ -111,7 +111,7 @@ def _compared(
         found,
         tuple(f"step {place.step} rank {place.rank}" for place in runs.only_reference),
         tuple(f"step {place.step} rank {place.rank}" for place in runs.only_target),
-        origin(unit.divergence for unit in found),
+        origin(explain_later(unit.divergence for unit in found)),
     )
     return outcome, folder
 

@@ -60,15 +60,8 @@ class Outcome:
 
     @property
     def statuses(self) -> Counter[Status]:
-        """How many calls are what. What a later step got from outside came from the step where it began."""
-        found: Counter[Status] = Counter()
-        for unit in self.units:
-            each = unit.divergence.statuses
-            found += each
-            if self.first is not None and unit.divergence.step > self.first.step:
-                found[Status.INHERITED] += each[Status.SOURCE]
-                found[Status.SOURCE] -= each[Status.SOURCE]
-        return found
+        """How many calls are what."""
+        return sum((unit.divergence.statuses for unit in self.units), Counter())
 
     @property
     def evidence(self) -> Counter[Evidence]:
