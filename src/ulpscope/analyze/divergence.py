@@ -31,20 +31,25 @@ _SCALES = frozenset({"mul", "rmul", "imul", "div", "idiv", "truediv", "rtruediv"
 _FILLED = 1e30
 # Calls that make much of the smallest elements, whose errors the length of a tensor does not show.
 _UNEVEN = frozenset(
-    {
+    [
         "addcdiv",
         "div",
         "idiv",
+        "rdiv",
         "truediv",
         "rtruediv",
         "itruediv",
-        "rdiv",
         "divide",
         "true_divide",
-        "reciprocal",
-        "rsqrt",
-    }
-    | {"log", "log2", "log10", "sign", "sgn", "angle", "atan2", "normalize"}
+        "log",
+        "log2",
+        "log10",
+        "sign",
+        "sgn",
+        "angle",
+        "atan2",
+        "normalize",
+    ]
 )
 # Calls that make or overwrite memory without computing: what their output holds before that is not a result.
 _MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})

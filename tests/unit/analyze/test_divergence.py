@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ulpscope.analyze.divergence import Divergence, Search, Status, diverge
+from ulpscope.analyze.ranks import explain_later
 from ulpscope.compare.comparison import Evidence, Level
 from ulpscope.naming import call_text
 from ulpscope.records import Phase, Role, Slot
@@ -266,3 +267,40 @@ def test_an_object_that_is_no_tensor_is_no_unknown_result() -> None:
 
 def test_fresh_memory_is_no_unknown_result() -> None:
     assert diverge([call("empty", 0, unmeasured("output"))]).unknown == []
+
+
+def test_a_division_of_inputs_that_differ_may_make_much_of_their_smallest_elements() -> None:
+    slight = call("mul", 0, tensor("input"), tensor("output", error=1e-4, measure=1))
+    ratio = call("addcdiv_", 1, tensor("input", error=1e-4, measure=1), tensor("output", error=1.0))
+    assert status_of(slight, ratio) is Status.INHERITED
+
+
+def test_a_division_of_clean_inputs_has_no_excuse() -> None:
+    assert status_of(call("div", 0, tensor("input"), tensor("output", error=1.0))) is Status.INTRODUCED
+
+
+def test_the_size_of_a_filled_mask_excuses_nothing() -> None:
+    masked = call("softmax", 0, tensor("input", size=1e38), tensor("output", error=0.1))
+    assert status_of(masked) is Status.INTRODUCED
+
+
+def test_rounding_of_a_value_from_outside_is_no_source() -> None:
+    first = call("mul", 0, tensor("input", error=100 * FLOAT32, measure=7), tensor("output"))
+    assert status_of(first) is not Status.SOURCE
+
+
+def test_a_number_that_two_dtypes_spell_differently_is_the_same_argument() -> None:
+    values = (tensor("input", dtype="torch.bfloat16"), tensor("output", dtype="torch.bfloat16"))
+    smallest = call("where", 0, argument(1, -3.4028e38, -3.3895e38), *values)
+    other = call("where", 0, argument(1, 1e-5, 1e-6), *values)
+    assert status_of(smallest) is Status.IDENTICAL
+    assert status_of(other) is Status.SOURCE
+
+
+def test_what_a_later_step_got_from_outside_began_in_the_step_before() -> None:
+    def weights(step: int) -> Divergence:
+        return diverge([call("mm", 0, tensor("input", error=WRONG, measure=5), tensor("output"))], step=step)
+
+    first, second = explain_later([weights(1), weights(0)])
+    assert [len(first.findings), len(second.findings)] == [1, 0]
+    assert (first.step, second.statuses[Status.INHERITED]) == (0, 1)
