@@ -96,7 +96,7 @@ class Cells(NamedTuple):
 
     def row(self, stack: str) -> tuple[Cell, ...]:
         """All cells of the row."""
-        return (*self.before_stack, stack, *self.after_stack)
+        return self.before_stack + (stack,) + self.after_stack  # noqa: RUF005 - twice as quick as unpacking
 
 
 # --- one side ---------------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ def statistic_cells(comparison: Comparison, ours: Side, theirs: Side | None) -> 
         found, result = _of_any(theirs.numbers, ours.numbers)
     if result is Result.WARNING:
         said = f"{NEED_CHECK} {said}" if said else NEED_CHECK
-    cells = (*_common(ours, theirs), *found, *ours.shown, *theirs.shown)
-    return Cells((*cells, _WORDS[same], _RESULTS[result], said), (), ours, theirs, same)
+    cells = _common(ours, theirs) + found + ours.shown + theirs.shown + (_WORDS[same], _RESULTS[result], said)
+    return Cells(cells, (), ours, theirs, same)
 
 
 def _of_finite(reference: tuple[Number, ...], target: tuple[Number, ...]) -> tuple[tuple[Cell, ...], Result]:
@@ -243,7 +243,7 @@ def _of_finite(reference: tuple[Number, ...], target: tuple[Number, ...]) -> tup
     d0, d1, d2, d3 = t0 - r0, t1 - r1, t2 - r2, t3 - r3
     e0, e1, e2, e3 = errors = (abs(d0 / r0), abs(d1 / r1), abs(d2 / r2), abs(d3 / r3))
     texts = (f"{e0 * 100}%", f"{e1 * 100}%", f"{e2 * 100}%", f"{e3 * 100}%")
-    return (d0, d1, d2, d3, *texts), statistics_result(errors)
+    return (d0, d1, d2, d3) + texts, statistics_result(errors)  # noqa: RUF005
 
 
 def _of_any(reference: Statistics, target: Statistics) -> tuple[tuple[Cell, ...], Result]:
