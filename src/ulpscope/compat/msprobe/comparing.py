@@ -164,7 +164,7 @@ def compare_files(npu: Path, bench: Path, wanted: Wanted, *, stacks: bool | None
             raise ConfigError([f"{path} does not exist; give a dump.json, a debug.json or the folder of a step"])
     if (npu.name == DEBUG) != (bench.name == DEBUG):
         raise ConfigError([f"{npu} and {bench} are not of one kind; compare a {DEBUG} with a {DEBUG}"])
-    return _write(Unit(0, 0, bench, npu), wanted, label="", saved=npu.name == DEBUG, stacks=stacks, watched=True)
+    return _write(Unit(0, 0, bench, npu), wanted, label="", saved=npu.name == DEBUG, stacks=stacks, progress=True)
 
 
 def compare_folders(npu: Path, bench: Path, wanted: Wanted) -> list[Path]:
@@ -182,7 +182,7 @@ def compare_folders(npu: Path, bench: Path, wanted: Wanted) -> list[Path]:
     executor = executor_for(len(jobs), cores)
     started: list[Future[Path]] = []
     for label, saved, unit in jobs:
-        work = partial(_write, wanted=wanted, label=label, saved=saved, watched=len(jobs) == 1, threads=threads)
+        work = partial(_write, wanted=wanted, label=label, saved=saved, progress=len(jobs) == 1, threads=threads)
         started += executor.map(work, [unit])
     try:
         return list(executor.gather(started))
@@ -247,7 +247,7 @@ def _write(
     label: str,
     saved: bool,
     stacks: bool | None = None,
-    watched: bool = False,
+    progress: bool = False,
     threads: int = 0,
 ) -> Path:
     reference, target = open_dump(unit.reference), open_dump(unit.target)
@@ -258,7 +258,7 @@ def _write(
     calls: Iterator[CallComparison] = (call for call in found if (call.match.call.id.kind == SAVED) == saved)
     stamp = time.strftime("%Y%m%d%H%M%S")
     path = wanted.output / f"{'debug_' if saved else ''}compare_result_{label + '_' if label else ''}{stamp}.xlsx"
-    if watched and sys.stderr.isatty():
+    if progress and sys.stderr.isatty():
         calls = _showing_progress(calls, len(target))
     header = table.header(stacks=stacks)
     made = legacy.rows(
