@@ -1,6 +1,7 @@
 """Declares the optional C extensions; everything else about the package is in pyproject.toml.
 
-Without a compiler the build warns and goes on: `native_fallback` and `pairs_fallback` do the same work in numpy.
+Without a compiler the build warns and goes on: `native_fallback`, `pairs_fallback` and the Python beside each of the others
+do the same work.
 """
 
 import os
@@ -15,7 +16,7 @@ limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
 def extension(name: str, *flags: str) -> Extension:
     return Extension(
         f"ulpscope.{name}",
-        sources=[f"src/ulpscope/{name}.c"],
+        sources=[f"src/ulpscope/{name.replace('.', '/')}.c"],
         py_limited_api=limited_api,
         define_macros=[("Py_LIMITED_API", "0x030a0000")],
         # Neither flag changes a result: they only drop errno and the floating-point exception flags.
@@ -27,6 +28,10 @@ def extension(name: str, *flags: str) -> Extension:
 
 setup(
     # Without fused products the numbers of a comparison are the same on every machine.
-    ext_modules=[extension("_native"), extension("_pairs", "-ffp-contract=off")],
+    ext_modules=[
+        extension("_native"),
+        extension("_pairs", "-ffp-contract=off"),
+        extension("store.formats._leaves"),
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if limited_api else {},
 )

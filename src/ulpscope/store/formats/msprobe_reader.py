@@ -101,12 +101,12 @@ class MsprobeDump(Dump):
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    def _entry(self, number: int) -> tuple[str, Any]:
-        """The file of a call, and what it says of the call."""
+    def _place(self, number: int) -> tuple[JsonEntries, int]:
+        """The file of a call, and its number there."""
         for file in self._files:
-            if number < len(file):
-                return file.path.name, file[number]
-            number -= len(file)
+            if number < len(file.names):
+                return file, number
+            number -= len(file.names)
         raise IndexError(number)
 
     def _json(self, name: str) -> dict[str, Any]:
@@ -210,9 +210,14 @@ class MsprobeDump(Dump):
     # --- records ------------------------------------------------------------------------------------------------
 
     def _record(self, number: int) -> CallRecord:
-        file, entry = self._entry(number)
+        file, place = self._place(number)
         name, call = self._names[number], self._ids[number]
-        facts = entry if type(entry) is dict and call.kind != SAVED else {}
+        facts: dict[str, Any] = {}
+        values = self._leaves.short(file, place, call)
+        if values is None:
+            entry = file[place]
+            facts = entry if type(entry) is dict and call.kind != SAVED else {}
+            values = tuple(self._leaves.of(file.path.name, name, call, entry))
         origin = above = None
         if call.phase is Phase.BACKWARD:
             origin = self._by_id.get(CallId(call.kind, call.name, call.index, Phase.FORWARD))
@@ -228,7 +233,7 @@ class MsprobeDump(Dump):
             None if above is None else self._by_id.get(above),
             origin,
             _module_of(above),
-            tuple(self._leaves.of(file, name, call, entry)),
+            values,
             self._stack_of.get(name),
             0,
             facts.get("is_recompute") is True,
