@@ -102,6 +102,26 @@ def finite_pieces(
         yield np.where(kept, r, 0.0), np.where(kept, t, 0.0)
 
 
+def differences(
+    reference: Buffer, reference_code: int, target: Buffer, target_code: int
+) -> Iterator[tuple[Array, Array, Array, Array]]:
+    """Both streams in pieces: the exact values of each, d, and d in units in the last place of r.
+
+    Where either value is not finite, d is 0 if the two are the same, NaN counting as itself, and infinite if not.
+    """
+    left, right = _dtype_of(reference_code), _dtype_of(target_code)
+    for exact in _pieces(reference, left, target, right):
+        with np.errstate(all="ignore"):
+            r, t = _widened(*exact)
+            kept = np.isfinite(r) & np.isfinite(t)
+            same = (r == t) | (np.isnan(r) & np.isnan(t))
+            r, t = np.where(kept, r, 0.0), np.where(kept, t, 0.0)
+            distance = _distance(r, t, exact)
+            ulps = _ulps(distance, np.abs(r), left, right)
+        lost = np.where(same, 0.0, np.inf)
+        yield *exact, np.where(kept, distance, lost), np.where(kept, ulps, lost)
+
+
 def _integer_distance(r: Array, t: Array) -> Array:
     """|t - r| of integers as float64, rounded once."""
     if r.dtype.kind == "u" and t.dtype.kind != "u":

@@ -19,6 +19,7 @@ VERBS = {
     "compare": "Two runs: where they stop agreeing, and by how much.",
     "blame": "The operator that introduced an error, by running every kernel again.",
     "show": "What was recorded: a run, its calls, or one call with its values and stack.",
+    "tensor": "One tensor, or two element by element: worst elements, histogram, error map.",
     "convert": "A run in the files of msprobe, or the other way round.",
 }
 
