@@ -12,11 +12,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench conformance clean
+.PHONY: help venv demo test torture lint bench conformance clean
 
 help:
 	@echo "make demo         a guided run on a CPU"
 	@echo "make test         all tests, two workers"
+	@echo "make torture      the hard cases alone, and a table of them (ARGS=\"-m 'slow or not slow'\": also the long ones)"
 	@echo "make lint         ruff check, ruff format --check, mypy"
 	@echo "make bench        speed against the peer, both in one run"
 	@echo "make conformance  which seed features have a test (ARGS=--missing: only those without)"
@@ -38,6 +39,10 @@ demo: $(STAMP)
 # The whole suite must end in under 10 minutes on two cores. One torch thread per worker: more only fight for the cores.
 test: $(STAMP)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# The long ones (a million calls, 200 kills) run when asked for: ARGS="-m 'slow or not slow'".
+torture: $(STAMP)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests/torture --torture-table -m "not slow" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

@@ -3,7 +3,8 @@
 No tensor is wrapped and no node inserted: hooks on the call's own nodes read what flows in (the gradient of each output)
 and what flows out over the edges that leave the call (the gradient of each input that *this* call produced). A node's
 sequence number tells whether the call created it. A hook must never refer to its own node: that would be a cycle which
-nobody can collect.
+nobody can collect. Gradients are shown as `produced`: asking for their storage would make a Python object of it, and the
+engine adds to a gradient in place only while nobody else has its storage.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ class _AfterNode:
                 self.again += 1
                 for number, path in self.outputs.items():
                     if number < len(grads_out) and (grads_out[number] is not None or self.gaps):
-                        observer.show(opened, Role.INPUT, path, grads_out[number])
+                        observer.show(opened, Role.INPUT, path, grads_out[number], produced=True)
                 for slot, grad in zip(self.slots, grads_in, strict=False):
                     if slot is not None and (grad is not None or self.gaps):
-                        observer.show(opened, Role.OUTPUT, slot, grad)
+                        observer.show(opened, Role.OUTPUT, slot, grad, produced=True)
                 observer.close_call(opened)
         except Exception as error:  # the hook border
             observer.trouble(f"backward of {self.forward[0]}.{self.forward[1]}", error)
@@ -277,7 +278,7 @@ class BackwardTap:
             def show(opened: OpenCall) -> None:
                 for number, path in outputs.items():
                     if number < len(grads) and (grads[number] is not None or gradients.gaps):
-                        self.observer.show(opened, Role.INPUT, path, grads[number])
+                        self.observer.show(opened, Role.INPUT, path, grads[number], produced=True)
 
             self._arrived(gradients, show)
 
@@ -308,7 +309,7 @@ class BackwardTap:
         else:
             grad = gradients.sums.pop(path, None)
         if grad is not None or gradients.gaps:
-            self.observer.show(opened, Role.OUTPUT, path, grad)
+            self.observer.show(opened, Role.OUTPUT, path, grad, produced=True)
 
     def _arrived(self, gradients: _Gradients, show: Callable[[OpenCall], None]) -> None:
         observer = self.observer
@@ -340,7 +341,7 @@ class BackwardTap:
         if opened is not None:
             with _no_functions():
                 for path, grad in gradients.sums.items():
-                    self.observer.show(opened, Role.OUTPUT, path, grad)
+                    self.observer.show(opened, Role.OUTPUT, path, grad, produced=True)
                 self.observer.close_call(opened)
         gradients.reset()
 
@@ -352,8 +353,8 @@ class BackwardTap:
             def show(opened: OpenCall) -> None:
                 for number, path in outputs.items():
                     if number < len(grads) and grads[number] is not None:
-                        self.observer.show(opened, Role.INPUT, path, grads[number])
-                        self.observer.show(opened, Role.OUTPUT, path, grads[number])
+                        self.observer.show(opened, Role.INPUT, path, grads[number], produced=True)
+                        self.observer.show(opened, Role.OUTPUT, path, grads[number], produced=True)
 
             self._arrived(gradients, show)
 
