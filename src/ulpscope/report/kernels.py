@@ -66,7 +66,7 @@ def _side(name: str, found: FoundTensor | None, dtype: str) -> list[Cell]:
 
 def _measures(measured: Measured) -> list[Cell]:
     c = measured.contrast
-    (reference_mean, reference_std), (target_mean, target_std) = measured.spread
+    reference, target = (f"({_three(mean)};{_three(deviation)})" for mean, deviation in measured.spread)
     accumulated = math.inf if c.max_relative == math.inf else c.relative_sum
     return [
         _six(METRICS["cosine"](c)),
@@ -74,7 +74,7 @@ def _measures(measured: Measured) -> list[Cell]:
         _six(accumulated if c.finite else math.nan),
         _six(METRICS["relative_l2"](c)),
         _six(measured.divergence),
-        f"({target_mean:.3f};{target_std:.3f}),({reference_mean:.3f};{reference_std:.3f})",
+        f"{target},{reference}",
         _six(c.abs_sum / c.finite if c.finite else math.nan),
         _six(METRICS["rmse"](c)),
         _six(METRICS["max_relative_error"](c)),
@@ -92,3 +92,8 @@ def _lost(c: Contrast) -> str:
 
 def _six(number: float) -> str:
     return _UNKNOWN if math.isnan(number) else f"{number:.6f}"
+
+
+def _three(number: float) -> str:
+    # A zero has no sign here.
+    return f"{round(number, 3) + 0.0:.3f}"

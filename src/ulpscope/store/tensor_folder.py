@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ulpscope.errors import DumpError
-from ulpscope.store.formats.cann import KernelDump, KernelName, kernel_files, kernel_name, read_kernel
+from ulpscope.store.formats.cann import KernelDump, KernelName, kernel_files, kernel_name, nearest_kernels, read_kernel
 from ulpscope.store.tensor_file import StoredTensor, kernel_tensor, read_tensor
 
 _MADE_OF_KERNEL = re.compile(r"(?P<kernel>.+)\.(?P<slot>(?:input|output)\.\d{1,9})(?:\.\d+(?:x\d+)*)?\.npy")
@@ -74,7 +74,8 @@ def read_folder(path: Path) -> TensorFolder:
             found.tensors[name.op_name, tensor.slot] = FoundTensor(name.op_type, file, tensor.slot, kernel)
     _add_plain(path, found)
     if not found.tensors and not found.problems:
-        raise DumpError(f"{path} holds no tensor; a tensor is a kernel dump, a .npy or a .pt file")
+        what = "a tensor is a kernel dump, a .npy or a .pt file."
+        raise DumpError(f"{path} holds no tensor; {what}{nearest_kernels(path)}")
     return found
 
 

@@ -120,6 +120,12 @@ def test_elements_that_are_not_finite_are_left_out_and_told(tmp_path: Path) -> N
     assert row["CompareFailReason"] == "1 of 3 elements are not finite, not at the same places; they are left out"
 
 
+def test_a_zero_has_no_sign(tmp_path: Path) -> None:
+    write_kernel(tmp_path / "reference", [], [values(-1e-5)])
+    write_kernel(tmp_path / "target", [], [values(-1e-5)])
+    assert cells(tmp_path)["StandardDeviation"] == "(0.000;0.000),(0.000;0.000)"
+
+
 def test_a_difference_where_the_reference_is_zero_has_no_relative_size(tmp_path: Path) -> None:
     write_kernel(tmp_path / "reference", [], [values(0, 1)])
     write_kernel(tmp_path / "target", [], [values(1, 1)])
@@ -129,6 +135,9 @@ def test_a_difference_where_the_reference_is_zero_has_no_relative_size(tmp_path:
 
 def test_a_folder_without_tensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="holds no tensor"):
+        read_folder(tmp_path)
+    inner = write_kernel(tmp_path / "20230818104735" / "0" / "1", [], [values(1)]).parent
+    with pytest.raises(DumpError, match=f"There are some in {inner}"):
         read_folder(tmp_path)
     with pytest.raises(DumpError, match="is no folder"):
         read_folder(tmp_path / "no")

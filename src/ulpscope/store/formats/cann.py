@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _LENGTH = 8
 _MAX_HEADER = 64 << 20
 _MAX_DIMS = 64
 _MAX_MAPPING = 64 << 20
+_MOST_FOLDERS = 1000
 _NANO = b"\x5a\x5a\x5a\x5a"
 
 _TYPE_NAMES = dict(
@@ -222,6 +224,16 @@ def kernel_files(folder: Path) -> dict[Path, KernelName]:
     real = _real_names(folder)
     names = {path: _parsed(real.get(path.name, path.name)) for path in sorted(folder.iterdir()) if path.is_file()}
     return {path: name for path, name in names.items() if name is not None}
+
+
+def nearest_kernels(folder: Path) -> str:
+    """A sentence naming a folder below that holds kernel dumps, or nothing: they lie in TIME/DEVICE/MODEL."""
+    for visited, (inner, _, names) in enumerate(os.walk(folder)):
+        if any(_NAME.fullmatch(name) for name in names):
+            return f" There are some in {inner}."
+        if visited >= _MOST_FOLDERS:
+            break
+    return ""
 
 
 def _parsed(name: str) -> KernelName | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ulpscope.dtypes import DType
 from ulpscope.errors import DumpError
-from ulpscope.store.formats.cann import KernelTensor, kernel_files, read_kernel
+from ulpscope.store.formats.cann import KernelTensor, kernel_files, nearest_kernels, read_kernel
 from ulpscope.store.formats.cann_layouts import logical
 from ulpscope.store.formats.npy import write_npy
 
@@ -36,7 +36,8 @@ def kernel_dumps_at(path: Path) -> list[Path]:
         raise DumpError(f"{path} does not exist; give a kernel dump or a folder of them")
     found = list(kernel_files(path))
     if not found:
-        raise DumpError(f"{path} holds no kernel dump; their names look like Add.add_1.24.5.1636595794631347")
+        example = "their names look like Add.add_1.24.5.1636595794631347."
+        raise DumpError(f"{path} holds no kernel dump; {example}{nearest_kernels(path)}")
     return found
 
 
