@@ -32,6 +32,7 @@ setup(
         extension("_native"),
         extension("_pairs", "-ffp-contract=off"),
         extension("store.formats._leaves"),
+        extension("report._cells"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if limited_api else {},
 )

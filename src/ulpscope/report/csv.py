@@ -6,11 +6,19 @@ number or a percentage (`-inf`, `-1.5%`): what the tools themselves write never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
 from ulpscope.report.table import Cell, Row, replacing
+
+try:
+    from ulpscope.report._cells import csv_rows
+except ImportError:
+
+    def csv_rows(rows: list[Row], width: int, other: Callable[[Cell], str], /) -> bytes | None:
+        return None
+
 
 _BATCH = 256
 _FORMULA = frozenset("=+-@\t\r")
@@ -22,10 +30,14 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
     remaining = iter(rows)
     with replacing(path) as draft, draft.open("wb") as file:
         file.write(_lines([columns]))
-        while batch := [cells for cells, _ in islice(remaining, _BATCH)]:
-            if {*map(len, batch)} != {len(columns)}:
-                raise ValueError(f"{path}: a row has not the {len(columns)} cells of the header")
-            file.write(_lines(batch))
+        while batch := list(islice(remaining, _BATCH)):
+            made = csv_rows(batch, len(columns), _cell)
+            if made is None:
+                cells = [cells for cells, _ in batch]
+                if {*map(len, cells)} != {len(columns)}:
+                    raise ValueError(f"{path}: a row has not the {len(columns)} cells of the header")
+                made = _lines(cells)
+            file.write(made)
 
 
 def _lines(rows: Sequence[Sequence[Cell]]) -> bytes:
