@@ -213,6 +213,8 @@ def framed(header: bytes, elements: bytes = b"") -> bytes:
         framed(field(3, 7)),
         framed(field(1, 7)),
         framed(b"\x0b"),
+        framed(field(3, b"") * 5000),
+        framed(field(5, b"") * 5000),
         WHOLE[:-1],
     ],
 )

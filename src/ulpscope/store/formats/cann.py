@@ -25,7 +25,8 @@ from ulpscope.errors import DumpError, did_you_mean
 from ulpscope.store.formats.plain_file import mapped
 
 _LENGTH = 8
-_MAX_HEADER = 64 << 20
+_MAX_HEADER = 16 << 20
+_MAX_PARTS = 4096
 _MAX_DIMS = 64
 _MAX_MAPPING = 64 << 20
 _MOST_FOLDERS = 1000
@@ -305,6 +306,8 @@ def _read(path: Path, data: memoryview) -> KernelDump:
                 others.append(_number(dict(_fields(value)).get(3, 0)))
             case ((1 | 2 | 3 | 4 | 5 | 6 | 8), _):
                 raise ValueError(f"field {number} of its header has the wrong type")
+        if max(len(inputs), len(outputs), len(others)) > _MAX_PARTS:
+            raise ValueError(f"it has more than {_MAX_PARTS} inputs, outputs or buffers")
     elements = _Elements(data, _LENGTH + length)
     found_inputs = [_tensor(path, f"input.{at}", part, _INPUT, elements) for at, part in enumerate(inputs)]
     found_outputs = [_tensor(path, f"output.{at}", part, _OUTPUT, elements) for at, part in enumerate(outputs)]
