@@ -28,7 +28,7 @@ class CaptureConfig:
     scope             first and last call of a span, both included
     below             kernel level: only kernels inside this one call
     acl_config        with below, on an NPU: the vendor's dump writes the kernels, as this acl_config.json says
-    backward_input    with acl_config and a backward: .pt files with the gradients of the call's outputs
+    backward_input    with acl_config and a backward: .pt or .npy files with the gradients of the call's outputs
     phases, roles     forward, backward; input, output; empty: both
     tensors           store the exact bits of every tensor, each distinct value once
     checksum          CRC-32 of every tensor's bytes

@@ -31,6 +31,7 @@ from ulpscope.capture.selection import Selection
 from ulpscope.capture.surroundings import surroundings
 from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.config import CaptureConfig, capture_config
+from ulpscope.dtypes import DType
 from ulpscope.errors import CaptureError, FolderTakenError, UlpscopeError
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import devices, npu, probe
@@ -38,6 +39,7 @@ from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.naming import SAVED, call_text
 from ulpscope.records import CallId, Phase, Role
 from ulpscope.store import layout
+from ulpscope.store.formats.npy import read_npy
 from ulpscope.store.formats.pt import read_pt
 from ulpscope.store.writer import DumpWriter
 
@@ -322,7 +324,7 @@ class Capture:
         config = self.config
         if config.acl_config is None or config.below is None or npu.npu_of_process() is None:
             return None
-        gradients = {path: read_pt(Path(path)) for path in config.backward_input}
+        gradients = {path: _stored_tensor(Path(path)) for path in config.backward_input}
         dump = npu.VendorKernelDump(Path(config.acl_config))
         return npu.KernelsBelow(dump, self._recorder, config.below, self._is_below, gradients)
 
@@ -369,6 +371,10 @@ class Capture:
         elif self.started and self._probe is not None:
             self._probe.remove()
             log.info("process %d is a fork and is not recorded; call start() in it to record it", os.getpid())
+
+
+def _stored_tensor(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
+    return read_npy(path) if path.suffix == ".npy" else read_pt(path)
 
 
 def claim(run: Path, rank: int, token: str, *, overwrite: bool) -> int:

@@ -28,7 +28,7 @@ _CHOICES = {"dump_mode": ("output", "input", "all"), "dump_op_switch": ("off", "
 _SEEDS_KEYS = ("dump_list", "dump_path", *_CHOICES)
 # Keys of later CANN releases. They are the vendor's to judge.
 _PASSED_ON = ("dump_step", "dump_data", "dump_level", "dump_debug", "dump_scene", "dump_kernel_data", "dump_stats")
-_PLACE = re.compile(r"backward[._]input\.([\w.]+)\.pt")
+_PLACE = re.compile(r"backward[._]input\.([\w.]+)\.(?:pt|npy)")
 Run = Callable[..., Any]
 
 
@@ -128,7 +128,7 @@ class KernelsBelow:
         if name.startswith("Module."):
             problems.append(f"below = {name!r}: the vendor's dump is for one function, not for a module")
         if name.endswith(".backward") and not gradients:
-            problems.append("backward_input: give the recorded gradients of the call's outputs (.pt files)")
+            problems.append("backward_input: give the recorded gradients of the call's outputs (.pt or .npy files)")
         if problems:
             raise ConfigError(problems, "capture")
         self._dump = dump

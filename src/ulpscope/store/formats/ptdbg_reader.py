@@ -37,13 +37,15 @@ _LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 
 class PtdbgDump(LinesDump):
-    """One .pkl of ptdbg_ascend, with the face of a native dump. Open it with `open_dump`."""
+    """One .pkl of ptdbg_ascend, with the face of a native dump. Open it with `open_dump`.
 
-    def __init__(self, path: Path) -> None:
+    `arrays` is the folder of the .npy files where it is not the one beside the file."""
+
+    def __init__(self, path: Path, *, arrays: Path | None = None) -> None:
         super().__init__(path)
         self._last: dict[str, int] = {}  # the row that wrote each file last
         self._read_rows()
-        self._data_folder = self._find_data()
+        self._data_folder = self._find_data() if arrays is None else arrays
         self._tensors, nbytes = self._list_tensors()
         mode = self.folder.stem.removesuffix("dump").rstrip("_")
         self.manifest = self._manifest_of("ptdbg_ascend", nbytes, (), mode=mode or "all", tensors=bool(self._tensors))

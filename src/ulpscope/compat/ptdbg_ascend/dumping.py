@@ -1,0 +1,156 @@
+"""A capture that becomes the files of ptdbg_ascend: where they go, when they are written, and the script that compares them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ulpscope.capture.session import Capture
+from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Switch
+from ulpscope.config import read_config_file
+from ulpscope.errors import CaptureError
+from ulpscope.frameworks.torch import npu
+from ulpscope.report.table import replacing
+from ulpscope.store.formats.pkl_names import call_name
+from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
+from ulpscope.store.reader import Dump
+
+OWN_FOLDER = ".ulpscope"  # our own store of a run that is under way, or was killed
+TAG = "ptdbg_dump"
+ENVIRONMENT = "ASCEND_WORK_PATH"
+_IN_ENVIRONMENT = "dump_data"
+_NO_PATH = (
+    "no folder for the dump is known: give dump_path to PrecisionDebugger or fpath to set_dump_path, "
+    f"or set the environment variable {ENVIRONMENT}"
+)
+_COMPARED = ("all", "api_stack")
+_SCRIPT = """from ptdbg_ascend import compare
+
+pkl_path = {pkl}
+dump_data_dir = {data}
+
+dump_path_param = {{
+    "npu_pkl_path": ,
+    "bench_pkl_path": ,
+    "npu_dump_data_dir": ,
+    "bench_dump_data_dir": ,
+    "is_print_compare_log": True
+}}
+
+compare(dump_path_param, output_path="", stack_mode="{stacks}")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the files go: below `root`, in the folder of the tag, with folders for the steps if they were asked for."""
+
+    root: Path
+    tag: str = TAG
+    steps: tuple[int, ...] = ()
+
+
+def root_of(path: Any) -> Path:
+    """The folder for dumps: the given one, or that of the environment. ArgumentError without either."""
+    if path is None:
+        work = os.environ.get(ENVIRONMENT)
+        if not work:
+            raise ArgumentError(_NO_PATH)
+        path = os.path.join(work, _IN_ENVIRONMENT)
+    if not isinstance(path, str | Path) or not str(path):
+        raise ArgumentError(f"the path of the dump is {path!r}; it must be a text")
+    if Path(path).exists() and not Path(path).is_dir():
+        raise ArgumentError(f"{path} is a file; the dump needs a folder")
+    return Path(path)
+
+
+class Dumping:
+    """One dump of this process. `current` is the one that was started last; a new one ends it."""
+
+    current: Dumping | None = None
+
+    def __init__(self, target: Target, switch: Switch, *, model: Any = None, rank: int | None = None) -> None:
+        if Dumping.current is not None:
+            Dumping.current.close()
+        self.switch = switch
+        self._target = target
+        # Kernels that the vendor writes lie where its configuration says; none of them pass through our files.
+        self._by_vendor = switch.mode == "acl" and npu.npu_of_process() is not None
+        self.capture = Capture(
+            str(target.root / OWN_FOLDER),
+            model=model,
+            steps=target.steps,
+            ranks=() if rank is None else (rank,),
+            **switch.capture_options(),
+        )
+        self.capture.on_dump = self._write
+        self.capture.as_msprobe = True
+        self._written: dict[Path, int] = {}
+        Dumping.current = self
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends it; its files are written. Called at exit too."""
+        self.capture.close()
+        atexit.unregister(self.close)
+        with contextlib.suppress(OSError):
+            (self._target.root / OWN_FOLDER).rmdir()
+        if Dumping.current is self:
+            Dumping.current = None
+
+    def _write(self, folder: Path, finished: bool) -> None:
+        """Writes the tool's files from ours, each time as a whole; ours go when the step is over."""
+        dump = Dump(folder)
+        if self._written.get(folder) != len(dump) and not self._by_vendor:
+            self._write_files(dump)
+            self._written[folder] = len(dump)
+        if finished and dump.ending == "complete":
+            shutil.rmtree(folder)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+
+    def _write_files(self, dump: Dump) -> None:
+        target, switch, told = self._target, self.switch, dump.manifest
+        step = told.step if target.steps else None
+        path = write_ptdbg(
+            dump,
+            ptdbg_folder(target.root, rank=told.rank, step=step, tag=target.tag),
+            mode=switch.mode,
+            arrays=switch.arrays,
+            floats_only=switch.floats_only,
+            places=switch.chosen([call_name(dump, call) for call in dump.ids()]),
+        )
+        if switch.mode in _COMPARED:
+            whole = path.absolute()
+            script = _SCRIPT.format(
+                pkl=json.dumps(str(whole)),
+                data=json.dumps(str(whole.with_suffix(""))),
+                stacks=switch.mode == "api_stack",
+            )
+            with replacing(path.with_name("compare_data.py")) as draft:
+                draft.write_text(script, encoding="utf-8")
+
+
+def acl_root(acl_config: str) -> Path:
+    """The folder that a dump.json names. ConfigError if it names none."""
+    content = read_config_file(acl_config).get("dump")
+    path = content.get("dump_path") if isinstance(content, dict) else None
+    if not isinstance(path, str) or not path:
+        raise ArgumentError(f"{acl_config} names no folder: dump.dump_path is missing")
+    return Path(path)
+
+
+def check_overflow_support() -> bool:
+    """Whether there is a device whose overflows could be found. CaptureError where there is one, as that is not built yet."""
+    if npu.npu_of_process() is None:
+        return False
+    raise CaptureError(
+        "overflow_check is configured correctly, but this version of ulpscope does not have it yet; it has dump. "
+        "The statistics of a dump show the first call whose inputs are finite and whose output is not"
+    )
