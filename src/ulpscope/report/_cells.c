@@ -177,23 +177,58 @@ static int put_float(Out *out, double number) {
     return 0;
 }
 
-/* The bytes of a text, if all are among these kinds; NULL without an exception if not. */
-static const char *simple(PyObject *text, const u8 *kinds, Py_ssize_t *size) {
-    const char *bytes = PyUnicode_AsUTF8AndSize(text, size);
-    if (!bytes) return PyErr_Clear(), NULL;
-    for (Py_ssize_t i = 0; i < *size; i++)
-        if (!kinds[(u8)bytes[i]]) return NULL;
-    return bytes;
-}
-
+/* The kinds of bytes in texts; FOREIGN ones are for Python. */
+enum { PLAIN, MARKUP, LINE, FOREIGN };
 static u8 in_sheet[256], in_csv[256];
 enum { MOST_TEXT = 32767 };
 
 static void fill_tables(void) {
     for (int c = 0; c < 256; c++) {
-        in_sheet[c] = c >= ' ' && c < 127 && !strchr("&<>", c);
-        in_csv[c] = !c || !strchr(",\"\n\r", c);
+        in_sheet[c] = c == '\n' ? LINE : c < ' ' || c > 126 ? FOREIGN : strchr("&<>", c) ? MARKUP : PLAIN;
+        in_csv[c] = c && strchr(",\"\n\r", c) ? FOREIGN : PLAIN;
     }
+}
+
+/* The bytes of a text, and how many there are of each kind; NULL without an exception if it is no UTF-8. */
+static const char *bytes_of(PyObject *text, const u8 *kinds, Py_ssize_t *size, Py_ssize_t *found) {
+    const char *bytes = PyUnicode_AsUTF8AndSize(text, size);
+    if (!bytes) return PyErr_Clear(), NULL;
+    for (Py_ssize_t i = 0; i < *size; i++) found[kinds[(u8)bytes[i]]]++;
+    return bytes;
+}
+
+/* Whether a text reads like the escape of a character, _x000A_. */
+static int looks_escaped(const char *text) {
+    while ((text = strstr(text, "_x"))) {
+        if (strspn(text + 2, "0123456789abcdefABCDEF") >= 4 && text[6] == '_') return 1;
+        text += 2;
+    }
+    return 0;
+}
+
+static int put_escaped(Out *out, const char *text, Py_ssize_t size) {
+    char *to = reserve(out, 5 * (size_t)size), *start = to;
+    if (!to) return -1;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        const char *escape = text[i] == '&' ? "&amp;" : text[i] == '<' ? "&lt;" : text[i] == '>' ? "&gt;" : NULL;
+        if (!escape) *to++ = text[i];
+        else while (*escape) *to++ = *escape++;
+    }
+    out->size += (size_t)(to - start);
+    return 0;
+}
+
+/* A text up to the end of its cell; 1 where it is for Python. */
+static int put_text(Out *out, PyObject *cell) {
+    Py_ssize_t size, found[FOREIGN + 1] = {0};
+    const char *text = bytes_of(cell, in_sheet, &size, found);
+    if (!text || found[FOREIGN] || size > MOST_TEXT / 2 || looks_escaped(text)) return 1;
+    if (!size) return PUT(out, "/>");
+    int spaced = found[LINE] || text[0] == ' ' || text[size - 1] == ' ';
+    if (spaced ? PUT(out, " t=\"inlineStr\"><is><t xml:space=\"preserve\">") : PUT(out, " t=\"inlineStr\"><is><t>"))
+        return -1;
+    if (found[MARKUP] ? put_escaped(out, text, size) : put(out, text, (size_t)size)) return -1;
+    return PUT(out, "</t></is></c>");
 }
 
 /* What Python makes of a cell, as UTF-8. */
@@ -213,10 +248,8 @@ static int sheet_cell(Out *out, PyObject *cell, PyObject *make, const char *styl
         double number = PyFloat_AsDouble(cell);
         if (isfinite(number)) return PUT(out, "><v>") || put_float(out, number) || PUT(out, "</v></c>");
     } else if (type == &PyUnicode_Type) {
-        const char *text = simple(cell, in_sheet, &size);
-        if (text && !size) return PUT(out, "/>");
-        if (text && size <= MOST_TEXT && text[0] != ' ' && text[size - 1] != ' ' && !strstr(text, "_x"))
-            return PUT(out, " t=\"inlineStr\"><is><t>") || put(out, text, (size_t)size) || PUT(out, "</t></is></c>");
+        int state = put_text(out, cell);
+        if (state < 1) return state;
     }
     PyObject *other = asked(make, cell);
     char *bytes;
@@ -231,8 +264,10 @@ static int csv_cell(Out *out, PyObject *cell, PyObject *make) {
     Py_ssize_t size;
     if (type == &PyFloat_Type && isfinite(PyFloat_AsDouble(cell))) return put_float(out, PyFloat_AsDouble(cell));
     if (type == &PyUnicode_Type) {
-        const char *text = simple(cell, in_csv, &size);
-        if (text && (!size || !text[0] || !strchr("=+-@\t", text[0]))) return put(out, text, (size_t)size);
+        Py_ssize_t found[FOREIGN + 1] = {0};
+        const char *text = bytes_of(cell, in_csv, &size, found);
+        int formula = text && size && text[0] && strchr("=+-@\t", text[0]);
+        if (text && !formula && !found[FOREIGN]) return put(out, text, (size_t)size);
     }
     PyObject *other = asked(make, cell);
     char *bytes;
