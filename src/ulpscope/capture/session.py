@@ -91,6 +91,7 @@ class Capture:
             payloads=config.tensors,
             reuse=config.reuse,
         )
+        self._recorder.measurer.note = self._recorder.note
         self._probe: probe.TorchProbe | None = None
 
     # --- the loop -----------------------------------------------------------------------------------------------
@@ -127,6 +128,7 @@ class Capture:
         self._switch_off()
         self._release()
         if self._writer.is_open:
+            self._recorder.measurer.finish_step()
             self._writer.flush(self._manifest("complete"))
             self._tell(finished=False)
 
@@ -281,6 +283,7 @@ class Capture:
         for name in self._selection.unmatched():
             self._recorder.note(f"nothing matched {name!r}")
             log.warning("step %d: nothing matched %r", self.current_step, name)
+        self._recorder.measurer.finish_step()
         self._writer.close(self._manifest(state))
         self._tell(finished=True)
 

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ulpscope.records import PathStep, Phase, Role
 
 
@@ -133,6 +136,7 @@ class Measurer(Protocol):
     """Turns one leaf value into the numbers of a value row: meta, measure, text. `leaf_types` are leaves for sure."""
 
     leaf_types: frozenset[type]
+    note: Callable[[str], None]
 
     def begin_step(self) -> None: ...
 
@@ -150,6 +154,10 @@ class Measurer(Protocol):
 
     def distrust(self, values: Iterable[Any]) -> None: ...
 
+    def finish_step(self) -> None:
+        """Waits for what devices have still to say: afterwards every row is known."""
+        ...
+
 
 class Sink(Protocol):
     """Where strings, measures and payloads go: the dump writer."""
@@ -165,6 +173,10 @@ class Sink(Protocol):
         flags: int,
         payload: tuple[int, int] | None,
     ) -> int: ...
+
+    def reserve_measure(self) -> int: ...
+
+    def complete_measures(self, numbers: list[int], rows: NDArray[np.void], sketches: bytes) -> None: ...
 
     def add_payload(
         self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int

@@ -20,9 +20,22 @@ from ulpscope.naming import call_text, parse_call
 from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Summary, ToldStats, Value
 from ulpscope.store import layout
 from ulpscope.store.ring import left_in
-from ulpscope.store.tables import CALL, FRAME, FRAME_MAGIC, NONE32, NONE64, PHASES, RAISED, RECOMPUTED, TOLD, VALUE
+from ulpscope.store.tables import (
+    CALL,
+    FRAME,
+    FRAME_MAGIC,
+    NONE32,
+    NONE64,
+    PENDING,
+    PHASES,
+    RAISED,
+    RECOMPUTED,
+    TOLD,
+    VALUE,
+)
 
 _STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
+_UNANSWERED = "not measured: the process ended before its device had answered"
 
 
 class Dump:
@@ -214,6 +227,8 @@ class Dump:
                 text = self._string(note)
                 scalar, error, extra = text.get("value"), text.get("error"), extra | text.get("extra", {})
             number = None if measure == NONE32 else measure
+            if number is not None and stats is None and self._measure_rows[number][10] & PENDING:
+                number, error = None, _UNANSWERED
             return Value(
                 place,
                 type_,

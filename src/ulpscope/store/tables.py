@@ -45,6 +45,8 @@ VALUE_BYTES = VALUE.itemsize
 # In `kind` of a measure: the numbers are another tool's, `sum` is the mean, and bits 0 to 3 of `reserved` say which of
 # max, min, mean and norm it gave.
 TOLD = 32
+# The row was reserved and a device was to fill it in.
+PENDING = 64
 
 # A journal frame: magic, body length, where each table's bytes belong, how many there are.
 FRAME = struct.Struct("<4sI5Q5I4x")

@@ -17,11 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.store import layout
 from ulpscope.store.ring import Ring
-from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, NONE64, VALUE_BYTES
+from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, NONE64, PENDING, VALUE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class DumpWriter:
         self._sketch_size = 0
         self._payload_size = 0
         self._calls = 0
+        self._measures_filed = 0
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -190,6 +194,22 @@ class DumpWriter:
             self._measure_count = number + 1
         return number
 
+    def reserve_measure(self) -> int:
+        """Stores a row of which nothing is known yet; returns its number, for `complete_measures`."""
+        return self.add_measured(_UNKNOWN)
+
+    def complete_measures(self, numbers: list[int], rows: NDArray[np.void], sketches: bytes) -> None:
+        """Fills in reserved rows. Places of sketches are counted from the first of `sketches`."""
+        with self._lock:
+            if self._measures:
+                self._commit(b"", b"")
+            rows["sketch_offset"] += np.uint64(self._sketch_size)
+            self._sketch_size += len(sketches)
+            runs = np.flatnonzero(np.diff(numbers) != 1) + 1
+            for first, part in zip(np.split(numbers, runs), np.split(rows, runs), strict=True):
+                self._commit(b"", b"", patch=(int(first[0]) * _MEASURE_BYTES, part.tobytes()), sketches=sketches)
+                sketches = b""
+
     def add_payload(
         self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int
     ) -> tuple[int, int] | None:
@@ -226,21 +246,27 @@ class DumpWriter:
             row[_FIRST_VALUE] = self._sizes[3] // VALUE_BYTES
             self._commit(CALL_ROW.pack(*row), values)
 
-    def _commit(self, row: bytes, values: bytes) -> None:
+    def _commit(self, row: bytes, values: bytes, patch: tuple[int, bytes] | None = None, sketches: bytes = b"") -> None:
+        """Puts a frame of what has come since the last one; or of a patch: rows of measures that are there already."""
         ring = self.journal
         if ring is None or self.failure:
             return
-        strings, measures, sketches = _taken(self._strings), _taken(self._measures), _taken(self._sketches)
         sizes = self._sizes
+        if patch is None:
+            strings, measures, sketches = _taken(self._strings), _taken(self._measures), _taken(self._sketches)
+            places, added = sizes, len(measures)
+        else:
+            strings, measures = b"", patch[1]
+            places, added = [sizes[0], patch[0], *sizes[2:]], 0
         one, two, three, four, five = len(strings), len(measures), len(sketches), len(values), len(row)
-        head = FRAME.pack(FRAME_MAGIC, one + two + three + four + five, *sizes, one, two, three, four, five)
+        head = FRAME.pack(FRAME_MAGIC, one + two + three + four + five, *places, one, two, three, four, five)
         frame = b"".join((head, strings, measures, sketches, values, row))
         if len(frame) <= ring.capacity - (ring.head - ring.taken):
             ring.put(frame)
         elif not self._put(ring, frame):
             return
         sizes[0] += one
-        sizes[1] += two
+        sizes[1] += added
         sizes[2] += three
         sizes[3] += four
         sizes[4] += five
@@ -309,7 +335,9 @@ class DumpWriter:
             values: list[bytes] = []
             calls: list[bytes] = []
             parts = (strings, measures, sketches, values, calls)
-            starts: tuple[int, ...] = ()
+            patches: list[tuple[int, bytes]] = []
+            starts: list[int] = []
+            filed = self._measures_filed
             at = 0
             limit = len(data) - FRAME.size
             while at <= limit:
@@ -317,13 +345,17 @@ class DumpWriter:
                 cut = at + FRAME.size
                 if cut + length > len(data):
                     break
-                starts = starts or tuple(places)
+                starts = starts or places
                 # Spelt out: this runs for every call that was ever recorded.
                 if one:
                     strings.append(data[cut : cut + one])
                     cut += one
                 if two:
-                    measures.append(data[cut : cut + two])
+                    if places[1] == filed:
+                        measures.append(data[cut : cut + two])
+                        filed += two
+                    else:
+                        patches.append((places[1], data[cut : cut + two]))
                     cut += two
                 if three:
                     sketches.append(data[cut : cut + three])
@@ -335,9 +367,13 @@ class DumpWriter:
                     calls.append(data[cut : cut + five])
                     cut += five
                 at = cut
-            for descriptor, start, part in zip(self._files, starts or (0,) * 5, parts, strict=True):
+            starts[1:2] = [self._measures_filed]
+            for descriptor, start, part in zip(self._files, starts, parts, strict=False):
                 if part:
                     _write_all(descriptor, b"".join(part), start)
+            for start, rows in patches:
+                _write_all(self._files[1], rows, start)
+            self._measures_filed = filed
             if at < len(data) and (oversize or not ring.free()):
                 # A frame longer than the ring: its bytes must leave before the rest can come.
                 oversize = data[at:]
@@ -391,6 +427,15 @@ class DumpWriter:
         if self.failure is None:
             self.failure = why
             self.on_failure(why)
+
+
+def _unknown_row() -> bytes:
+    row = np.zeros((), dtype=native.ROW)
+    row["kind"], row["payload_offset"] = PENDING, NONE64
+    return row.tobytes()
+
+
+_UNKNOWN = _unknown_row()
 
 
 def _taken(parts: list[bytes]) -> bytes:

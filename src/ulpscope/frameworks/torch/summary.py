@@ -8,8 +8,9 @@ runs for an ordinary CPU tensor; for the odd ones it runs with every mode of the
 from __future__ import annotations
 
 import json
+import logging
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,12 +21,17 @@ from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import names, tensors
+from ulpscope.frameworks.torch.cuda_gauge import IN_GRAPH, CudaGauge, Plan, is_capturing
 from ulpscope.frameworks.torch.names import Api
 from ulpscope.frameworks.torch.tensors import Path, Unrecordable
+
+log = logging.getLogger(__name__)
 
 NONE = 0xFFFFFFFF
 _CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _SWEEP = 10_000
+# Pinned memory through which full tensors leave a device; also the largest that can be taken.
+_POOL = 1 << 30
 PENDING = "communication may still be under way; what came is the output of the wait"
 UNINITIALISED = "uninitialised memory: its content means nothing"
 
@@ -37,7 +43,7 @@ _Seen = tuple[Any, int, int, bool, tuple[int, Any, int], tuple[int, int, int]]
 class _Meta:
     """One kind of tensor: everything that follows from dtype, shape, stride and device alone."""
 
-    __slots__ = ("code", "extent", "itemsize", "layout", "nbytes", "number", "plain", "shape", "stride")
+    __slots__ = ("code", "extent", "itemsize", "layout", "nbytes", "number", "plain", "plan", "shape", "stride")
 
     number: int
     plain: bool
@@ -48,6 +54,8 @@ class _Meta:
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
     layout: tuple[Any, ...]
+    # How a device measures it; None for memory of the CPU.
+    plan: Plan | None
 
 
 class TorchMeasurer:
@@ -64,6 +72,9 @@ class TorchMeasurer:
         )
         self._payloads = payloads
         self._reuse = reuse
+        self._gauges: dict[int, CudaGauge] = {}
+        # Told what the reader of the dump should know.
+        self.note: Callable[[str], None] = log.info
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -78,6 +89,13 @@ class TorchMeasurer:
         self._distrusted: set[int] = set()
         self._sweep_at = _SWEEP
         self._fresh: dict[int, tuple[Any, int]] = {}
+        for gauge in self._gauges.values():
+            if gauge.payloads is not None:
+                gauge.payloads.begin_step()
+
+    def finish_step(self) -> None:
+        for gauge in self._gauges.values():
+            gauge.finish()
 
     def begin_window(self) -> None:
         """Trusts no value that was measured before: between two windows anybody may have written anything."""
@@ -183,8 +201,11 @@ class TorchMeasurer:
                 # Memory that numpy shares cannot be resized, and can be written without our knowledge.
                 self._distrusted.add(memory)
                 reusable = False
-        payload = self._payload(pointer, meta) if self._payloads else None
-        number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
+        if meta.plan is not None:
+            number = self._gauges[value.get_device()].measure(value, pointer, meta.plan)
+        else:
+            payload = self._payload(pointer, meta) if self._payloads else None
+            number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
         if reusable:
             if len(self._known) + len(self._seen) > self._sweep_at:
                 self._sweep()
@@ -229,8 +250,10 @@ class TorchMeasurer:
         dtype = _CODES.get(value.dtype)
         shape = tuple(int(size) for size in value.shape)
         contiguous = value.is_contiguous()
-        meta.plain = dtype is not None and value.device.type == "cpu" and value.layout is torch.strided
+        on_device = value.is_cuda and value.numel() > 0
+        meta.plain = dtype is not None and value.layout is torch.strided and (on_device or value.device.type == "cpu")
         meta.plain = meta.plain and not value.is_conj() and not value.is_quantized
+        meta.plan = self._gauge(value).plan(value, dtype) if on_device and meta.plain and dtype is not None else None
         meta.number = self._text({"type": tensors.type_name(value), **_describe(value)})
         if dtype is not None:
             meta.code, meta.itemsize = dtype.code, dtype.itemsize
@@ -242,14 +265,25 @@ class TorchMeasurer:
         self._metas[key] = meta
         return meta
 
+    def _gauge(self, value: Tensor) -> CudaGauge:
+        gauge = self._gauges.get(value.get_device())
+        if gauge is None:
+            gauge = self._gauges[value.get_device()] = CudaGauge(
+                self._sink, value.device, self._flags, _POOL if self._payloads else 0
+            )
+        return gauge
+
     # --- everything else ----------------------------------------------------------------------------------------
 
     def _odd(self, value: Tensor) -> tuple[int, int, int]:
-        """A tensor that is not plain CPU memory: measured through a dense copy, or not, with the reason."""
+        """A tensor that is not plain memory: measured through a dense form or a copy, or not, with the reason."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
             facts: dict[str, Any] = {"type": tensors.type_name(value)}
             try:
                 facts |= _describe(value)
+                if value.is_cuda and is_capturing():
+                    self.note(f"values were {IN_GRAPH}")
+                    return self._text(facts), NONE, self._text({"error": IN_GRAPH})
                 dense, extra = dense_form(value)
             except Exception as error:  # the hook border: whatever a foreign tensor raises becomes the reason
                 return self._text(facts), NONE, self._text({"error": f"{type(error).__name__}: {error}"[:400]})
@@ -331,7 +365,7 @@ def _nested_shape(value: Tensor) -> list[Any]:
 
 
 def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
-    """A plain CPU tensor that stands for an odd one and what must be said of it; or a reason instead of the tensor."""
+    """A plain tensor that stands for an odd one and what must be said of it; or a reason instead of the tensor."""
     if torch._C._functorch.is_functorch_wrapped_tensor(value):
         return "inside a torch.func transform (vmap, grad): no memory of its own", {}
     if torch._is_functional_tensor(value):
@@ -364,6 +398,6 @@ def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
     plain = value.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    if plain.device.type != "cpu":
+    if plain.device.type not in ("cpu", "cuda") or not plain.numel():
         plain = plain.to("cpu")
     return plain.as_subclass(Tensor), {}

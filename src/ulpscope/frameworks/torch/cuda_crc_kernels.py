@@ -1,0 +1,96 @@
+"""CRC-32 on a device, by Triton.
+
+Bits are reflected as in zlib: a 32-bit word is a polynomial whose highest power is the lowest bit. A lane reads every
+128th word, so its words are the coefficients of a polynomial in y = x^(32 * 128). Since 32 * 128 is a power of two, y is
+a conjugate of x and a root of the same polynomial, and 32 registers hold the remainder: bit m of all of them is one
+polynomial in y, so one step divides 32 polynomials at once, at 14 exclusive ors a word. Remainders of lanes and programs
+are then moved to their places by multiplication with powers of x.
+"""
+
+import triton
+import triton.language as tl
+
+LANES = 128
+PROGRAMS = 128
+
+
+@triton.jit
+def _next(s, word):
+    """The remainder after one more word: times y, plus the word."""
+    top = s[31]
+    return (
+        word ^ top, s[0] ^ top, s[1] ^ top, s[2], s[3] ^ top, s[4] ^ top, s[5], s[6] ^ top,
+        s[7] ^ top, s[8], s[9] ^ top, s[10] ^ top, s[11] ^ top, s[12], s[13], s[14],
+        s[15] ^ top, s[16], s[17], s[18], s[19], s[20], s[21] ^ top, s[22] ^ top,
+        s[23], s[24], s[25] ^ top, s[26], s[27], s[28], s[29], s[30],
+    )  # fmt: skip
+
+
+@triton.jit
+def _times(value, factor):
+    """The product of two remainders."""
+    product = value ^ value
+    for bit in tl.static_range(32):
+        product = product ^ (value & (0 - ((factor >> (31 - bit)) & 1)))
+        value = (value >> 1) ^ (0xEDB88320 & (0 - (value & 1)))
+    return product
+
+
+@triton.jit(do_not_specialize=["address", "places", "residues", "row", "words", "span", "weights"])
+def residue(
+    address: tl.int64, places: tl.int64, residues: tl.int64, row: tl.int64, nbytes: tl.int64, words: tl.int64,
+    span: tl.int64, weights: tl.int64,
+):  # fmt: skip
+    """The remainder of one span of a tensor's words; what lies behind the end counts as zero."""
+    program = tl.program_id(0)
+    lane = tl.arange(0, 128)
+    table = weights.to(tl.pointer_type(tl.uint32))
+    pointer = address.to(tl.pointer_type(tl.uint32))
+    at = program * span + lane
+    z = tl.zeros([128], tl.uint32)
+    s = (z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z)
+    for _ in range(0, span, 1024):
+        for step in tl.static_range(8):
+            s = _next(s, tl.load(pointer + at + step * 128, mask=at + step * 128 < words, other=0))
+        at += 1024
+    # Horner's rule over the registers, highest power first; table[128] is y.
+    value = z
+    y = tl.load(table + 128)
+    for _ in range(0, 32):
+        value = _times(value, y) ^ s[31]
+        s = (
+            s[31], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], s[11], s[12], s[13], s[14],
+            s[15], s[16], s[17], s[18], s[19], s[20], s[21], s[22], s[23], s[24], s[25], s[26], s[27], s[28], s[29],
+            s[30],
+        )  # fmt: skip
+    value = _times(value, tl.load(table + lane))
+    whole = tl.xor_sum(value, 0)
+    tl.store(residues.to(tl.pointer_type(tl.uint32)) + row * 128 + program, whole)
+    if program == 0:
+        place = places.to(tl.pointer_type(tl.int64)) + row * 2
+        tl.store(place, nbytes)
+        tl.store(place + 1, span)
+
+
+@triton.jit(do_not_specialize=["places", "residues", "rows", "powers"])
+def combine_residues(places: tl.int64, residues: tl.int64, rows: tl.int64, powers: tl.int64):
+    """Moves the remainder of each span to its place and adds them: into word 10 of the row's answer."""
+    row = tl.program_id(0)
+    place = places.to(tl.pointer_type(tl.int64)) + row * 2
+    nbytes = tl.load(place)
+    span = tl.load(place + 1) * 4
+    if nbytes == 0:
+        return
+    table = powers.to(tl.pointer_type(tl.uint32))
+    part = tl.arange(0, 128)
+    count = (nbytes + span - 1) // span
+    value = tl.load(residues.to(tl.pointer_type(tl.uint32)) + row * 128 + part, mask=part < count, other=0)
+    # Bits behind the span, less the zeros behind the end, and the 32 that a CRC appends. x has the order 2^32 - 1.
+    shift = (nbytes - (part.to(tl.int64) + 1) * span) * 8 + 32
+    shift = shift % 0xFFFFFFFF
+    shift = tl.where(shift < 0, shift + 0xFFFFFFFF, shift)
+    for bit in range(0, 32):
+        moved = _times(value, tl.load(table + bit))
+        value = tl.where(((shift >> bit) & 1) != 0, moved, value)
+    answer = rows.to(tl.pointer_type(tl.int64)) + row.to(tl.int64) * 140 + 10
+    tl.store(answer, tl.xor_sum(value, 0).to(tl.int64))

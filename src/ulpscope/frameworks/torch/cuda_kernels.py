@@ -1,0 +1,323 @@
+"""Triton kernels that measure a tensor where it lies: one read, one launch, nothing waits.
+
+`measure` cuts a tensor into spans of whole 256-element blocks; each program writes one part: a head of `HEAD` 64-bit
+words and 256 sums of the sketch. `combine` adds the parts of each row in a fixed order, so that equal bits always give
+equal numbers. How many programs there are depends on the tensor alone, not on the device.
+
+An element goes to bucket (j + turn) & 255, so each lane belongs to a bucket and reads the element that falls into it:
+turning costs an index, not an exchange between lanes. Signs and turns come from a table (`cuda_tables.py`).
+
+Words of a head: largest and smallest finite value as keys (integers in the order of the values), sum, sum of squares,
+counts of nan, +inf, -inf and zero, for float64 the squares of values scaled by 2**-600 and 2**600, the CRC residue.
+"""
+
+import triton
+import triton.language as tl
+
+from ulpscope.frameworks.torch.cuda_crc_kernels import combine_residues, residue
+
+__all__ = ["LAUNCHES_DIRECTLY", "ROWS", "combine", "combine_residues", "dtype", "measure", "residue"]
+
+# Blocks that a program reads at a time: enough loads under way, few enough registers.
+ROWS = 16
+# From this version on a compiled kernel is called with all arguments, constants included; that takes a few microseconds
+# less than looking the kernel up each time.
+LAUNCHES_DIRECTLY = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 4)
+_DTYPES = {
+    "float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16, "float64": tl.float64,
+    "int8": tl.int8, "int16": tl.int16, "int32": tl.int32, "int64": tl.int64,
+    "uint8": tl.uint8, "uint16": tl.uint16, "uint32": tl.uint32, "uint64": tl.uint64, "bool": tl.uint8,
+}  # fmt: skip
+
+
+def dtype(name: str) -> tl.dtype:
+    """What Triton calls an element type."""
+    return _DTYPES[name]
+
+
+@triton.jit
+def _place(row, turns, SKETCHED: tl.constexpr):
+    """Which element of its block each lane reads."""
+    bucket = tl.arange(0, 256)
+    if SKETCHED:
+        return (bucket - tl.load(turns + row)) & 255
+    return bucket
+
+
+@triton.jit
+def _offset(place, n1, n2, n3, s0, s1, s2, s3, STRIDED: tl.constexpr):
+    """Where the element at a row-major place lies, in elements from the first."""
+    if STRIDED:
+        flat = place.to(tl.uint32)
+        inner = flat // n3.to(tl.uint32)
+        middle = inner // n2.to(tl.uint32)
+        outer = middle // n1.to(tl.uint32)
+        third = (flat - inner * n3.to(tl.uint32)).to(tl.int64)
+        second = (inner - middle * n2.to(tl.uint32)).to(tl.int64)
+        first = (middle - outer * n1.to(tl.uint32)).to(tl.int64)
+        return outer.to(tl.int64) * s0 + first * s1 + second * s2 + third * s3
+    return place
+
+
+@triton.jit
+def _minus(row, at, signs):
+    """1 in the lowest bit where the sketch takes an element negated."""
+    return tl.load(signs + row * 8 + (at >> 5)) >> (at & 31)
+
+
+@triton.jit
+def _key(value):
+    """A 64-bit integer in the order of a float64."""
+    bits = value.to(tl.float64).to(tl.int64, bitcast=True)
+    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def _quick_rows(
+    start, stop, pointer, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3, high, low, total, square, zero, sketch,
+    SKETCHED: tl.constexpr, STRIDED: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Adds a few blocks: float32 within them, float64 from one such group to the next."""
+    few = tl.zeros([256], tl.float32)
+    few_squares = tl.zeros([256], tl.float32)
+    few_signed = tl.zeros([256], tl.float32)
+    for step in tl.static_range(ROWS):
+        row = start + step
+        at = _place(row, turns, SKETCHED)
+        if STRIDED:
+            place = row.to(tl.int64) * 256 + at
+            source = pointer + _offset(place, n1, n2, n3, s0, s1, s2, s3, STRIDED)
+        else:
+            source = pointer + row.to(tl.int64) * 256 + at
+        if MASKED:
+            inside = (row < stop) & (row.to(tl.int64) * 256 + at < numel)
+            x = tl.load(source, mask=inside, other=0).to(tl.float32)
+            high = tl.maximum(high, tl.where(inside, x, float("-inf")))
+            low = tl.minimum(low, tl.where(inside, x, float("inf")))
+            zero += ((x == 0) & inside).to(tl.int32)
+        else:
+            x = tl.load(source).to(tl.float32)
+            high = tl.maximum(high, x)
+            low = tl.minimum(low, x)
+            zero += (x == 0).to(tl.int32)
+        few += x
+        few_squares += x * x
+        if SKETCHED:
+            bits = x.to(tl.int32, bitcast=True) ^ (_minus(row, at, signs) << 31)
+            few_signed += bits.to(tl.float32, bitcast=True)
+    total += few.to(tl.float64)
+    square += few_squares.to(tl.float64)
+    sketch += few_signed.to(tl.float64)
+    return high, low, total, square, zero, sketch
+
+
+@triton.jit
+def _quick(
+    pointer, first, stop, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3,
+    SKETCHED: tl.constexpr, STRIDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Numbers of a span if all is finite and in the range of float32; what comes out tells whether that was so."""
+    high = tl.full([256], float("-inf"), tl.float32)
+    low = tl.full([256], float("inf"), tl.float32)
+    total = tl.zeros([256], tl.float64)
+    square = tl.zeros([256], tl.float64)
+    sketch = tl.zeros([256], tl.float64)
+    zero = tl.zeros([256], tl.int32)
+    whole = tl.minimum(stop, (numel // 256).to(tl.int32))
+    whole = first + (whole - first) // ROWS * ROWS
+    for start in range(first, whole, ROWS):
+        high, low, total, square, zero, sketch = _quick_rows(
+            start, stop, pointer, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3,
+            high, low, total, square, zero, sketch, SKETCHED, STRIDED, False, ROWS,
+        )  # fmt: skip
+    for start in range(whole, stop, 4):
+        high, low, total, square, zero, sketch = _quick_rows(
+            start, stop, pointer, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3,
+            high, low, total, square, zero, sketch, SKETCHED, STRIDED, True, 4,
+        )  # fmt: skip
+    return high, low, total, square, zero, sketch
+
+
+@triton.jit
+def _careful(
+    head, sums, pointer, first, stop, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3,
+    KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr,
+):  # fmt: skip
+    """The part of a span of any type: float64 throughout, what is not finite counted and left out."""
+    high = tl.full([256], -0x8000000000000000, tl.int64)
+    low = tl.full([256], 0x7FFFFFFFFFFFFFFF, tl.int64)
+    total = tl.zeros([256], tl.float64)
+    square = tl.zeros([256], tl.float64)
+    shrunk = tl.zeros([256], tl.float64)
+    grown = tl.zeros([256], tl.float64)
+    sketch = tl.zeros([256], tl.float64)
+    nan = tl.zeros([256], tl.int32)
+    above = tl.zeros([256], tl.int32)
+    below = tl.zeros([256], tl.int32)
+    zero = tl.zeros([256], tl.int32)
+    for row in range(first, stop):
+        at = _place(row, turns, SKETCHED)
+        place = row.to(tl.int64) * 256 + at
+        inside = place < numel
+        x = tl.load(pointer + _offset(place, n1, n2, n3, s0, s1, s2, s3, STRIDED), mask=inside, other=0)
+        if KIND == 0 or KIND == 1:
+            wide = x.to(tl.float64)
+            kept = inside & (tl.abs(wide) < float("inf"))
+            nan += (inside & (wide != wide)).to(tl.int32)
+            above += (inside & (wide == float("inf"))).to(tl.int32)
+            below += (inside & (wide == float("-inf"))).to(tl.int32)
+            key = _key(wide)
+            wide = tl.where(kept, wide, 0.0)
+        else:
+            kept = inside
+            if KIND == 4:
+                key = (x != 0).to(tl.int64)
+                wide = key.to(tl.float64)
+            elif KIND == 3:
+                key = x.to(tl.int64) ^ -0x8000000000000000
+                wide = x.to(tl.float64)
+            else:
+                key = x.to(tl.int64)
+                wide = x.to(tl.float64)
+        high = tl.maximum(high, tl.where(kept, key, -0x8000000000000000))
+        low = tl.minimum(low, tl.where(kept, key, 0x7FFFFFFFFFFFFFFF))
+        total += wide
+        square += wide * wide
+        zero += (kept & (wide == 0)).to(tl.int32)
+        if KIND == 1:
+            small = wide * 2.409919865102884e-181
+            large = wide * 4.149515568880993e180
+            shrunk += small * small
+            grown += large * large
+        if SKETCHED:
+            minus = (_minus(row, at, signs) & 1) != 0
+            sketch += tl.where(minus, -wide, wide)
+    tl.store(head, tl.max(high, 0))
+    tl.store(head + 1, tl.min(low, 0))
+    numbers = head.to(tl.pointer_type(tl.float64))
+    tl.store(numbers + 2, tl.sum(total, 0))
+    tl.store(numbers + 3, tl.sum(square, 0))
+    tl.store(head + 4, tl.sum(nan, 0).to(tl.int64))
+    tl.store(head + 5, tl.sum(above, 0).to(tl.int64))
+    tl.store(head + 6, tl.sum(below, 0).to(tl.int64))
+    tl.store(head + 7, tl.sum(zero, 0).to(tl.int64))
+    tl.store(numbers + 8, tl.sum(shrunk, 0))
+    tl.store(numbers + 9, tl.sum(grown, 0))
+    if SKETCHED:
+        tl.store(sums, sketch.to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "numel", "span",
+                               "n1", "n2", "n3", "s0", "s1", "s2", "s3"])  # fmt: skip
+def measure(
+    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64, turns: tl.int64,
+    numel: tl.int64, span: tl.int32, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64, s3: tl.int64,
+    DTYPE: tl.constexpr, KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One part of one tensor: the blocks `span` by `span`."""
+    program = tl.program_id(0)
+    blocks = ((numel + 255) // 256).to(tl.int32)
+    first = program * span
+    stop = tl.minimum(first + span, blocks)
+    pointer = address.to(tl.pointer_type(DTYPE))
+    sign_table = signs.to(tl.pointer_type(tl.int32))
+    turn_table = turns.to(tl.pointer_type(tl.int32))
+    head = parts.to(tl.pointer_type(tl.int64)) + (part + program) * 140
+    sums = (head + 12).to(tl.pointer_type(tl.float32)) + tl.arange(0, 256)
+    if program == 0:
+        segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
+        tl.store(segment, part)
+        tl.store(segment + 1, tl.num_programs(0).to(tl.int64))
+    if KIND == 0:
+        high, low, total, square, zero, sketch = _quick(
+            pointer, first, stop, numel, sign_table, turn_table, n1, n2, n3, s0, s1, s2, s3, SKETCHED, STRIDED, ROWS
+        )
+        largest = tl.max(high, 0)
+        smallest = tl.min(low, 0)
+        sum_all = tl.sum(total, 0)
+        sum_squares = tl.sum(square, 0)
+        # A sum that is not finite: an element was not, or it left float32. Small squares have lost bits.
+        finite = (tl.abs(sum_all) < float("inf")) & (sum_squares < float("inf"))
+        exact = (sum_squares > 1e-25) | ((largest == 0) & (smallest == 0))
+        if finite & exact:
+            tl.store(head, _key(largest))
+            tl.store(head + 1, _key(smallest))
+            numbers = head.to(tl.pointer_type(tl.float64))
+            tl.store(numbers + 2, sum_all)
+            tl.store(numbers + 3, sum_squares)
+            nothing = tl.zeros([], tl.int64)
+            tl.store(head + 4, nothing)
+            tl.store(head + 5, nothing)
+            tl.store(head + 6, nothing)
+            tl.store(head + 7, tl.sum(zero, 0).to(tl.int64))
+            tl.store(head + 8, nothing)
+            tl.store(head + 9, nothing)
+            if SKETCHED:
+                tl.store(sums, sketch.to(tl.float32))
+        else:
+            _careful(
+                head, sums, pointer, first, stop, numel, sign_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
+                KIND, SKETCHED, STRIDED,
+            )  # fmt: skip
+    else:
+        _careful(
+            head, sums, pointer, first, stop, numel, sign_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
+            KIND, SKETCHED, STRIDED,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["parts", "segments", "rows"])
+def combine(parts: tl.int64, segments: tl.int64, rows: tl.int64, SKETCHED: tl.constexpr):
+    """One row from its parts, in their order."""
+    row = tl.program_id(0)
+    segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
+    first = tl.load(segment)
+    count = tl.load(segment + 1).to(tl.int32)
+    if count == 0:
+        return  # its answer is there already
+    source = parts.to(tl.pointer_type(tl.int64)) + first * 140
+    target = rows.to(tl.pointer_type(tl.int64)) + row.to(tl.int64) * 140
+    lane = tl.arange(0, 128)
+    high = tl.full([128], -0x8000000000000000, tl.int64)
+    low = tl.full([128], 0x7FFFFFFFFFFFFFFF, tl.int64)
+    total = tl.zeros([128], tl.float64)
+    square = tl.zeros([128], tl.float64)
+    nan = tl.zeros([128], tl.int64)
+    above = tl.zeros([128], tl.int64)
+    below = tl.zeros([128], tl.int64)
+    zero = tl.zeros([128], tl.int64)
+    shrunk = tl.zeros([128], tl.float64)
+    grown = tl.zeros([128], tl.float64)
+    for start in range(0, count, 128):
+        inside = start + lane < count
+        head = source + (start + lane) * 140
+        numbers = head.to(tl.pointer_type(tl.float64))
+        high = tl.maximum(high, tl.load(head, mask=inside, other=-0x8000000000000000))
+        low = tl.minimum(low, tl.load(head + 1, mask=inside, other=0x7FFFFFFFFFFFFFFF))
+        total += tl.load(numbers + 2, mask=inside, other=0.0)
+        square += tl.load(numbers + 3, mask=inside, other=0.0)
+        nan += tl.load(head + 4, mask=inside, other=0)
+        above += tl.load(head + 5, mask=inside, other=0)
+        below += tl.load(head + 6, mask=inside, other=0)
+        zero += tl.load(head + 7, mask=inside, other=0)
+        shrunk += tl.load(numbers + 8, mask=inside, other=0.0)
+        grown += tl.load(numbers + 9, mask=inside, other=0.0)
+    answers = target.to(tl.pointer_type(tl.float64))
+    tl.store(target, tl.max(high, 0))
+    tl.store(target + 1, tl.min(low, 0))
+    tl.store(answers + 2, tl.sum(total, 0))
+    tl.store(answers + 3, tl.sum(square, 0))
+    tl.store(target + 4, tl.sum(nan, 0))
+    tl.store(target + 5, tl.sum(above, 0))
+    tl.store(target + 6, tl.sum(below, 0))
+    tl.store(target + 7, tl.sum(zero, 0))
+    tl.store(answers + 8, tl.sum(shrunk, 0))
+    tl.store(answers + 9, tl.sum(grown, 0))
+    if SKETCHED:
+        bucket = tl.arange(0, 256)[None, :]
+        sums = tl.zeros([256], tl.float64)
+        for start in range(0, count, 16):
+            part = start + tl.arange(0, 16)[:, None]
+            place = (source + 12).to(tl.pointer_type(tl.float32)) + part * 280 + bucket
+            sums += tl.sum(tl.load(place, mask=part < count, other=0.0).to(tl.float64), 0)
+        tl.store((target + 12).to(tl.pointer_type(tl.float32)) + tl.arange(0, 256), sums.to(tl.float32))

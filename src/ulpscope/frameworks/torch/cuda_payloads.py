@@ -1,0 +1,163 @@
+"""Exact bits of tensors from a device into the dump, without waiting for them.
+
+A tensor is copied on its own stream into one of a few slots on the device, so that whoever writes it afterwards cannot
+spoil it, and from there by a second stream into a bounded pool of pinned memory. A thread of ours waits for the bytes,
+leaves out those that are stored already and hands the rest to the writer. The training thread waits when the pool is
+full, and then only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ulpscope import native
+from ulpscope.frameworks.base import Sink
+
+Place = tuple[int, int]
+_SLOTS = 4
+_SLOT_BYTES = 32 << 20
+# Less than this goes straight to the pool, on the stream it is used on.
+_SMALL = 256 << 10
+_ALIGN = 4096
+
+
+@dataclass(slots=True)
+class _Parcel:
+    """One tensor on its way; `start` and `held` say where it lies in the pool, and how much room it took."""
+
+    ticket: int
+    start: int
+    nbytes: int
+    held: int
+    event: Any
+
+
+class CudaPayloads:
+    """The way of the payloads of one device. `pool_bytes` is also the size of the largest tensor that can be taken."""
+
+    def __init__(self, sink: Sink, device: torch.device, pool_bytes: int) -> None:
+        self._sink = sink
+        self._device = device
+        on_cuda = device.type == "cuda"
+        self._pool = torch.empty(pool_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        self._stream = torch.cuda.Stream(device) if on_cuda else None
+        self._slots: list[Tensor] = []
+        self._slot_events: list[Any] = []
+        self._turn = itertools.cycle(range(_SLOTS))
+        self._tickets = itertools.count()
+        self._head = self._used = 0
+        self._changed = threading.Condition()
+        self._parcels: deque[_Parcel] = deque()
+        self._places: dict[int, Place | None] = {}
+        self._stored: dict[bytes, Place] = {}
+        self._thread: threading.Thread | None = None
+
+    def begin_step(self) -> None:
+        """Places belong to one dump."""
+        self._stored.clear()
+        self._places.clear()
+
+    def send(self, value: Tensor, nbytes: int) -> int:
+        """Queues the copying of a tensor as it is now; returns a ticket for `place`. It must not be larger than the pool."""
+        start, held = self._room(nbytes)
+        target = self._pool[start : start + nbytes]
+        if self._stream is None:
+            target.copy_(_bytes_of(value))
+            event = None
+        elif nbytes <= _SMALL:
+            target.copy_(_bytes_of(value), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        else:
+            event = self._by_slots(_bytes_of(value), target)
+        parcel = _Parcel(next(self._tickets), start, nbytes, held, event)
+        with self._changed:
+            self._parcels.append(parcel)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="ulpscope-payloads", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return parcel.ticket
+
+    def place(self, ticket: int) -> Place | None:
+        """Where the payload of a ticket is stored, once it is; None when it could not be."""
+        with self._changed:
+            self._changed.wait_for(lambda: ticket in self._places)
+            return self._places.pop(ticket)
+
+    def _by_slots(self, source: Tensor, target: Tensor) -> Any:
+        assert self._stream is not None
+        if not self._slots:
+            self._slots = [torch.empty(_SLOT_BYTES, dtype=torch.uint8, device=self._device) for _ in range(_SLOTS)]
+            self._slot_events = [torch.cuda.Event() for _ in range(_SLOTS)]
+        current = torch.cuda.current_stream(self._device)
+        ready = torch.cuda.Event()
+        for start in range(0, source.numel(), _SLOT_BYTES):
+            number = next(self._turn)
+            piece = source[start : start + _SLOT_BYTES]
+            slot = self._slots[number][: piece.numel()]
+            current.wait_event(self._slot_events[number])
+            slot.copy_(piece, non_blocking=True)
+            ready.record(current)
+            self._stream.wait_event(ready)
+            with torch.cuda.stream(self._stream):
+                target[start : start + piece.numel()].copy_(slot, non_blocking=True)
+            self._slot_events[number].record(self._stream)
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return done
+
+    def _room(self, nbytes: int) -> tuple[int, int]:
+        """Takes a stretch of the pool; waits while it is full."""
+        size = self._pool.numel()
+        wanted = -(-nbytes // _ALIGN) * _ALIGN
+        skipped = size - self._head if self._head + wanted > size else 0
+        with self._changed:
+            self._changed.wait_for(lambda: self._used + wanted + skipped <= size or not self._used)
+            if not self._used:
+                self._head, skipped = 0, 0
+            start = 0 if skipped else self._head
+            self._head = start + wanted
+            self._used += wanted + skipped
+        return start, wanted + skipped
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._parcels, timeout=30):
+                    self._thread = None
+                    return
+                parcel = self._parcels.popleft()
+            place = None
+            try:
+                if parcel.event is not None:
+                    parcel.event.synchronize()
+                place = self._stored_place(self._pool.data_ptr() + parcel.start, parcel.nbytes)
+            finally:
+                with self._changed:
+                    self._places[parcel.ticket] = place
+                    self._used -= parcel.held
+                    self._changed.notify_all()
+
+    def _stored_place(self, pointer: int, nbytes: int) -> Place | None:
+        mark = native.fingerprint(pointer, 1, (nbytes,), None)
+        place = self._stored.get(mark)
+        if place is None:
+            place = self._sink.add_payload(pointer, 1, (nbytes,), None, nbytes)
+            if place is not None:
+                self._stored[mark] = place
+        return place
+
+
+def _bytes_of(value: Tensor) -> Tensor:
+    flat = value.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8)

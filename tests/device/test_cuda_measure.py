@@ -1,0 +1,207 @@
+"""Measuring on a device: the same numbers as the native code gives for the same bits.
+
+Without a CUDA device the torch-only way runs on the CPU, where it must give the same too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ulpscope import native
+from ulpscope.dtypes import DTYPES
+from ulpscope.frameworks.torch import cuda_gauge
+from ulpscope.frameworks.torch.cuda_gauge import CudaGauge
+
+FLAGS = native.STATS | native.SKETCH
+ON_DEVICE = pytest.param(
+    "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+)
+WAYS = ["plain", ON_DEVICE]
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+SIZES = [1, 7, 255, 256, 257, 1000, 4096, 8192, 8193, 70_001, 3_000_000]
+EXACT = ("max_bits", "min_bits", "numel", "nan", "posinf", "neginf", "zero", "kind", "sketch_len")
+
+
+class Rows:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Any] = {}
+        self.sketches: dict[int, Any] = {}
+        self._count = 0
+
+    def reserve_measure(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def complete_measures(self, numbers: list[int], rows: Any, sketches: bytes) -> None:
+        for number, row in zip(numbers, rows, strict=True):
+            start, size = int(row["sketch_offset"]), int(row["sketch_len"])
+            self.rows[number] = row
+            self.sketches[number] = np.frombuffer(sketches, dtype=np.float32, count=size, offset=start)
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "plain":
+        monkeypatch.setattr(cuda_gauge, "kernels", lambda: None)
+        return "cpu"
+    return str(request.param)
+
+
+def measured(way: str, values: list[torch.Tensor], flags: int = FLAGS) -> Rows:
+    sink = Rows()
+    gauge = CudaGauge(sink, torch.device(way, 0) if way == "cuda" else torch.device(way), flags)  # type: ignore[arg-type]
+    for value in values:
+        moved = value if way == "cpu" else _moved(value, way)
+        plan = gauge.plan(moved, DTYPES[str(value.dtype).removeprefix("torch.")])
+        gauge.measure(moved, moved.data_ptr(), plan)
+    gauge.finish()
+    return sink
+
+
+def _moved(value: torch.Tensor, way: str) -> torch.Tensor:
+    """The same bits in the same layout on a device."""
+    extent = 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    flat = torch.as_strided(value, (extent,), (1,), value.storage_offset())
+    return torch.as_strided(flat.to(way), value.shape, value.stride(), 0)
+
+
+def check(way: str, values: list[torch.Tensor], flags: int = FLAGS) -> None:
+    sink = measured(way, values, flags)
+    for number, value in enumerate(values):
+        code = DTYPES[str(value.dtype).removeprefix("torch.")].code
+        stride = None if value.is_contiguous() else tuple(value.stride())
+        raw = native.measure(value.data_ptr(), code, tuple(value.shape), stride, flags, 2**64 - 1, 0, 0)
+        wanted = np.frombuffer(raw, dtype=native.ROW, count=1)[0]
+        found = sink.rows[number]
+        # The modulus of a complex128 is a library's hypot: the last digit may differ between devices.
+        for name in EXACT[2:] if value.dtype is torch.complex128 else EXACT:
+            assert found[name] == wanted[name], (name, value.dtype, value.shape, found, wanted)
+        if flags & native.CRC:
+            assert found["crc"] == wanted["crc"], (value.dtype, value.shape)
+        if flags & native.STATS:
+            size = max(abs(float(wanted["norm"])), 5e-324) * max(1.0, value.numel() ** 0.5)
+            assert abs(found["sum"] - wanted["sum"]) <= 2e-7 * size, (value.dtype, value.shape, found, wanted)
+            assert found["norm"] == pytest.approx(wanted["norm"], rel=3e-7, abs=0)
+        if flags & native.SKETCH:
+            sketch = np.frombuffer(raw, dtype=np.float32, offset=native.ROW.itemsize)
+            assert np.abs(sink.sketches[number] - sketch).max() <= 1e-6 * max(float(np.abs(sketch).max()), 1e-45)
+
+
+def numbers(size: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + size)
+    return (torch.randn(size, generator=generator, dtype=torch.float64) * 3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_floats_of_all_sizes_give_the_numbers_of_the_native_code(way: str, dtype: torch.dtype) -> None:
+    check(way, [numbers(size, dtype) for size in SIZES])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_what_is_not_finite_is_counted_and_left_out(way: str, dtype: torch.dtype) -> None:
+    values = []
+    for size in (5, 300, 20_000):
+        value = numbers(size, dtype)
+        value[1], value[2], value[3], value[-1] = float("nan"), float("inf"), float("-inf"), float("nan")
+        values.append(value)
+    values += [torch.full((600,), float("nan"), dtype=dtype), torch.full((3,), float("-inf"), dtype=dtype)]
+    check(way, values)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_zeros_of_both_signs_and_denormals_are_told_apart(way: str, dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).smallest_normal / 4
+    mixed = torch.tensor([0.0, -0.0, tiny, -tiny, 0.0] * 300, dtype=torch.float64).to(dtype)
+    check(way, [torch.zeros(1000, dtype=dtype), -torch.zeros(7, dtype=dtype), mixed, mixed[2:3].clone()])
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e18, 1e25, 1e35])
+def test_squares_that_leave_float32_do_not_spoil_the_norm(way: str, scale: float) -> None:
+    check(way, [(numbers(5000, torch.float64) * scale / 9).to(torch.float32)])
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_squares_that_leave_float64_do_not_spoil_the_norm(way: str, scale: float) -> None:
+    check(way, [numbers(5000, torch.float64) * scale], native.STATS)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
+    ],
+    ids=str,
+)
+def test_integers_are_exact(way: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    raw = torch.randint(0, 256, (70_000 * 8,), generator=generator, dtype=torch.uint8)
+    wide = raw if dtype is torch.bool else raw.view(dtype)
+    value = wide > 127 if dtype is torch.bool else wide
+    check(way, [value[:70_001].clone(), value[:9].clone(), value[:1].clone()])
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.reshape(300, 400).t(),
+    "heads": lambda x: x.reshape(2, 60, 10, 100).transpose(1, 2),
+    "sliced": lambda x: x.reshape(300, 400)[3:290:7, 1:399:3],
+    "expanded": lambda x: x[:400].expand(300, 400),
+    "five": lambda x: x.reshape(10, 6, 10, 20, 10).permute(4, 1, 3, 0, 2),
+    "column": lambda x: x.reshape(300, 400)[:, 5],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_layouts_are_read_in_row_major_order(way: str, layout: str, dtype: torch.dtype) -> None:
+    check(way, [LAYOUTS[layout](numbers(120_000, dtype))])
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_numbers_are_measured_by_their_modulus(way: str, dtype: torch.dtype) -> None:
+    value = torch.view_as_complex(numbers(60_000, torch.float64).reshape(-1, 2)).to(dtype)
+    odd = value[:500].clone()
+    odd[3], odd[4], odd[5] = complex("nan"), complex(float("inf"), 1), 0
+    check(way, [value, odd, value[:1].clone()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_is_measured(way: str, dtype: torch.dtype) -> None:
+    check(way, [numbers(3000, torch.float32).to(dtype)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64], ids=str)
+def test_the_checksum_is_the_crc_of_the_bits(way: str, dtype: torch.dtype) -> None:
+    values = [numbers(size, torch.float32).to(dtype) for size in (1, 3, 5, 256, 4097, 70_001, 2_500_003)]
+    values += [values[-1][1:], values[5][:70_000].reshape(7, 10_000).t()]
+    check(way, values, native.STATS | native.CRC | native.SKETCH)
+    check(way, values[:3], native.CRC)
+
+
+def test_more_tensors_than_a_batch_holds_come_back_in_order(way: str) -> None:
+    values = [torch.tensor([float(number)]) for number in range(1500)]
+    sink = measured(way, values, native.STATS)
+    assert [float(sink.rows[number]["sum"]) for number in range(1500)] == [float(number) for number in range(1500)]
+    check(way, [numbers(2_000_000, torch.bfloat16, seed) for seed in range(3)], native.STATS)
+
+
+def test_equal_bits_give_equal_sketches(way: str) -> None:
+    value = numbers(3_000_000, torch.float32)
+    sink = measured(way, [value, value.clone()])
+    assert sink.rows[0]["sum"] == sink.rows[1]["sum"]
+    assert sink.rows[0]["norm"] == sink.rows[1]["norm"]
+    assert np.array_equal(sink.sketches[0], sink.sketches[1])
