@@ -39,7 +39,7 @@ def write_hooks(dump: Dump, path: Path, *, sample: bool = True) -> None:
         try:
             with draft.open("w", encoding="utf-8") as file:
                 for number, (name, value) in enumerate(_values(dump)):
-                    content = _numbers(dump, value, sample=sample).tolist()
+                    content = numbers_of(dump, value, sample=sample).tolist()
                     file.write(json.dumps([f"{number}_{name}", content, value.dtype, list(value.shape or ())]) + "\n")
             os.replace(draft, path)
         finally:
@@ -94,7 +94,7 @@ def _values(dump: Dump) -> Iterator[tuple[str, Value]]:
         rows = [(_role(call.id.phase, role), at, value) for value, role, at in named_values(call)]
         for side in (Role.INPUT, Role.OUTPUT):
             for role, at, value in rows:
-                if role is side and _is_held(value):
+                if role is side and is_held(value):
                     yield f"{api_name(dump, call.id)}_{call.id.phase.value}_{role.value}{at}", value
 
 
@@ -102,7 +102,8 @@ def _role(phase: Phase, role: Role) -> Role:
     return _SWAPPED[role] if phase is Phase.BACKWARD else role
 
 
-def _is_held(value: Value) -> bool:
+def is_held(value: Value) -> bool:
+    """Whether a line can hold a value."""
     return (
         value.payload is not None
         and bool(value.shape)
@@ -112,7 +113,8 @@ def _is_held(value: Value) -> bool:
     )
 
 
-def _numbers(dump: Dump, value: Value, *, sample: bool) -> Array:
+def numbers_of(dump: Dump, value: Value, *, sample: bool) -> Array:
+    """The numbers of a line, for a value that it can hold."""
     with np.errstate(over="ignore"):
         elements = dump.load(value).reshape(-1).astype(np.float32).astype(np.float64)
         if not sample:
