@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
 from ulpscope.analyze.ledger import Judgement, Verdict, judge
+from ulpscope.replay.offline import rows_from_dumps
 from ulpscope.store.ledger import Row, find_ledgers, read_ledger
 
 aten = torch.ops.aten
@@ -308,6 +309,39 @@ def test_an_operator_without_a_reference_is_unknown_until_it_has_one(tmp_path: P
     first = judge(rows_of(tmp_path / "b")).first
     assert first is not None
     assert first.row.op == "ulptest.twice.default"
+
+
+def recorded(folder: Path, dtype: torch.dtype, fault: Fault | None = None) -> list[Row]:
+    model, optimizer = build(dtype)
+    with fault_on(fault), ulpscope.Capture(folder, model=model, level="kernel", tensors=True) as capture:
+        train(model, optimizer, capture.step)
+    return rows_from_dumps(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_dump_gives_the_same_scores_as_the_live_ledger(
+    tmp_path: Path, references: dict[torch.dtype, list[Row]], dtype: torch.dtype
+) -> None:
+    offline = recorded(tmp_path, dtype)
+    live = [row for row in references[dtype] if row.kind not in ("view", "unwritten", "random")]
+    known = [row for row in offline if row.kind not in ("view", "unwritten", "random")]
+    assert [row.op for row in known] == [row.op for row in live]
+    assert [row.unknown for row in known if row.unknown] == []
+    for here, there in zip(known, live, strict=True):
+        # The memory layout is not the same, so float64 sums are not the same to the last bit.
+        assert [m.rms for m in here.measures] == pytest.approx([m.rms for m in there.measures], rel=1e-6), here.op
+        assert (here.phase, here.index, here.dtypes) == (there.phase, there.index, there.dtypes)
+        assert here.module in ("", there.module)
+    assert judge(offline).findings == ()
+
+
+def test_a_fault_is_named_from_two_dumps(tmp_path: Path) -> None:
+    reference = recorded(tmp_path / "a", torch.bfloat16)
+    fault = Fault(aten.addmm.default, 5, short_sum)
+    judgement = judge(recorded(tmp_path / "b", torch.bfloat16, fault), reference)
+    named(judgement, aten.addmm.default, 5, "blocks.2.down", "forward")
+    assert judgement.first is not None
+    assert judgement.first.row.api == "Functional.linear.5.forward"
 
 
 PROGRAM = """

@@ -18,7 +18,7 @@ from ulpscope.analyze.told import Key, keyed, told_differently
 from ulpscope.store.ledger import Measure, Row
 
 _SURE = 4.0  # so many limits above are not a matter of where the limit is
-_STANDARD_ERRORS = 8.0
+_STANDARD_ERRORS = 6.0
 _LEANS = 0.05
 _FEW = 4  # with fewer calls of a kind, there is no usual one
 _SMALL = 0.05

@@ -69,4 +69,7 @@ def limit(row: Row, measure: Measure) -> Limit:
     if low:
         # A fused kernel rounds between its stages.
         return Limit(1.5, 24.0, 0.2) if row.kind == "other" else Limit(0.8, 6.0, 0.2)
+    if row.kind == "other":
+        # Fused kernels take quick exponentials that are good to 20 bits.
+        return Limit(16.0 + length, 256.0 + 16.0 * length, 4.0)
     return Limit(2.0 + 0.5 * length, 16.0 + 6.0 * length, 0.4)

@@ -16,6 +16,7 @@ from ulpscope.analyze.ledger import judge
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, next_commands
+from ulpscope.store.layout import find_places
 from ulpscope.store.ledger import Row, find_ledgers, read_ledger
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -89,6 +90,10 @@ def blame(
 
 def _read(run: Path) -> list[Row]:
     paths = find_ledgers(run) if run.exists() else []
+    if not paths and run.exists() and find_places(run):
+        from ulpscope.replay.offline import rows_from_dumps  # brings torch
+
+        return rows_from_dumps(run)
     if not paths:
         raise DumpError(f"{run} holds no ledger; `ulpscope blame -o {run} -- CMD` writes one")
     return [row for path in paths for row in read_ledger(path)[1]]

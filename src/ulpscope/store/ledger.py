@@ -26,8 +26,8 @@ class Measure:
 
     Errors are in units of round-off of `dtype` times the condition of the operation at each element. `toward` is the mean
     of the relative error in the direction of the value (truncation is negative), `up` the same in the direction of plus
-    infinity; `misrounded` is the share of elements that are not the nearest number of a low precision; `spread` is how far either may be from zero by chance (one standard error). `total` and `size` are the sums of
-    the elements and of their absolute values: they tell whether another run got the same.
+    infinity; `misrounded` is the share of elements that are not the nearest number of a low precision; `spread` is how far either may be from zero by chance (one standard error). `total` and `size` are the sum and
+    the norm of the elements: they tell whether another run got the same.
     """
 
     place: int
@@ -161,12 +161,13 @@ def _header(path: Path, line: str) -> dict[str, Any]:
 def _rows(file: TextIO) -> Iterator[Row]:
     for line in file:
         try:
-            yield _row(json.loads(line))
+            yield row_of(json.loads(line))
         except ValueError:
             return
 
 
-def _row(plain: dict[str, Any]) -> Row:
+def row_of(plain: dict[str, Any]) -> Row:
+    """A row from its fields as they stand in a line."""
     if "measures" in plain:
         plain["measures"] = tuple(Measure(**_tuples(item, "shape")) for item in plain["measures"])
     if "leaves" in plain:

@@ -18,12 +18,11 @@ from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.dispatch_tap import raises_late, redispatch, written_by
 from ulpscope.frameworks.torch.names import IGNORED, ApiNames
-from ulpscope.frameworks.torch.replay_choice import choice_scores
 from ulpscope.frameworks.torch.replay_exchange import Exchanges
+from ulpscope.frameworks.torch.replay_measure import exact_measures, measures, view_measures
 from ulpscope.frameworks.torch.replay_origins import Origins, scalars
 from ulpscope.frameworks.torch.replay_place import Places
 from ulpscope.frameworks.torch.replay_reference import Plan
-from ulpscope.frameworks.torch.replay_score import UNIT, can_score, exact_score, rounded_score
 from ulpscope.frameworks.torch.replay_values import items, results, tensors
 
 Emit = Callable[[dict[str, Any]], None]
@@ -145,8 +144,7 @@ class ReplayTap:
             self._emit(row)
             return
         try:
-            measures = self._measures(plan, row, args, kwargs, before, result)
-            row["measures"] = [measure for measure in measures if measure is not None]
+            row["measures"] = self._measures(plan, row, args, kwargs, before, result)
         except Exception as error:  # the hook border: no reference for this kernel, or not for these arguments
             row["unknown"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         measured = row.pop("measured") or plan.kind == "random"
@@ -163,83 +161,18 @@ class ReplayTap:
         kwargs: dict[str, Any],
         before: Any,
         result: Any,
-    ) -> list[dict[str, Any] | None]:
-        if plan.kind == "unwritten":
-            return []
+    ) -> list[dict[str, Any]]:
         if plan.kind == "view":
-            return _view_scores(plan, args, kwargs, result)
+            return view_measures(plan, args, kwargs, result)
         found = references.outputs(plan, args, kwargs, result)
-        if not any(isinstance(item, Tensor) for item in found):
-            return []
-        if plan.kind == "random":
-            kept, kept_kwargs, generators = before
-            row["seed"] = generators.seed
-            with generators:
-                expected = references.outputs(plan, kept, kept_kwargs, plan.func(*kept, **kept_kwargs))
-            return [_exact(at, item, want) for at, (item, want) in enumerate(zip(found, expected, strict=True))]
-        kept, kept_kwargs = before
-        if plan.kind == "choice":
-            return [{**_about(at, item), **score} for at, item, score in choice_scores(plan, args, kwargs, result)]
-        want = references.expected(plan, kept, kept_kwargs, found)
-        measures: list[dict[str, Any] | None] = []
-        for at, item in enumerate(found):
-            value = want.values[at]
-            if not isinstance(item, Tensor) or not isinstance(value, Tensor) or not item.numel():
-                continue
-            if want.exact or not can_score(item):
-                measures.append(_exact(at, item, value))
-                continue
-            scale = want.scales[at]
-            value = value.double() if value.dtype is not torch.float64 else value
-            if value.shape != item.shape and value.numel() == item.numel():
-                value = value.reshape(item.shape)
-            if scale is not None and scale.numel() == item.numel():
-                scale = scale.reshape(item.shape)
-            elif scale is not None:
-                scale = scale.expand(item.shape)
-            dtype = _coarsest(kept, kept_kwargs, item.dtype) if plan.kind == "other" else item.dtype
-            score = rounded_score(item, value.to(item.device), scale, dtype=dtype, working=want.working[at])
-            if (score.get("overflowed") or score.get("lost")) and not _finite(kept, kept_kwargs):
-                score["overflowed"] = 0
-                if plan.kind in ("contraction", "other"):  # inf - inf in another order
-                    score["lost"] = 0
-            measures.append({**_about(at, item), "dtype": str(dtype)[6:], "terms": want.terms[at], **score})
-        return measures
-
-
-def _about(at: int, item: Tensor) -> dict[str, Any]:
-    return {"place": at, "dtype": str(item.dtype)[6:], "shape": tuple(item.shape), "terms": 1}
-
-
-def _exact(at: int, item: Any, want: Any) -> dict[str, Any] | None:
-    if not isinstance(item, Tensor) or not isinstance(want, Tensor) or not item.numel():
-        return None
-    return {**_about(at, item), **exact_score(item, want)}
-
-
-def _view_scores(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[dict[str, Any] | None]:
-    """A view must look at the same memory in the same way."""
-    wrong: list[dict[str, Any] | None] = []
-    for at, (item, want) in enumerate(zip(results(result), results(plan.func(*args, **kwargs)), strict=True)):
-        if not isinstance(item, Tensor) or (
-            item.data_ptr() == want.data_ptr() and item.shape == want.shape and item.stride() == want.stride()
-        ):
-            continue
-        score = exact_score(item, want)
-        if score.get("wrong"):
-            wrong.append({**_about(at, item), **score})
-    return wrong
-
-
-def _coarsest(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> torch.dtype:
-    """A fused kernel may keep what it computes inside in the precision of its inputs."""
-    found = [leaf.dtype for leaf in tensors(args, kwargs) if leaf.dtype in UNIT]
-    return max([dtype, *found], key=UNIT.__getitem__)
-
-
-def _finite(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether all inputs are numbers: then what is not, was made here."""
-    return all(bool(torch.isfinite(leaf).all()) for leaf in tensors(args, kwargs) if leaf.dtype in UNIT)
+        if plan.kind != "random":
+            kept, kept_kwargs = before
+            return measures(plan, kept, kept_kwargs, found)
+        kept, kept_kwargs, generators = before
+        row["seed"] = generators.seed
+        with generators:
+            expected = references.outputs(plan, kept, kept_kwargs, plan.func(*kept, **kept_kwargs))
+        return exact_measures(found, expected)
 
 
 class _Generators:

@@ -55,44 +55,49 @@ def exact_score(found: Tensor, expected: Tensor) -> dict[str, Any]:
 
 
 def rounded_score(
-    found: Tensor, expected: Tensor, scale: Tensor | None, *, dtype: torch.dtype, working: bool
+    found: Tensor, expected: Tensor, scale: Tensor | None, *, dtype: torch.dtype, working: bool, leans: bool = True
 ) -> dict[str, Any]:
     """Score of a result that may be rounded, in units of `dtype`.
 
     `scale` is the condition of the operation at each element. With `working`, partial results may have been rounded to
-    the dtype of the result; without, only the result itself, and what happened inside is of the inner precision.
+    the dtype of the result; without, only the result itself, and what happened inside is of the inner precision. Without
+    `leans` nothing is said about a systematic error: some parts of a large result are enough for that.
     """
     if found.shape != expected.shape:
         return {"rms": 0.0, "worst": 0.0, "wrong": max(found.numel(), 1)}
     unit, inner = UNIT[dtype], INNER[dtype]
     y = found.double()
     answer: dict[str, Any] = {}
-    total, size, wanted = torch.stack([y.sum(), y.abs().sum(), expected.abs().sum()]).tolist()
+    error = _units(y, expected, scale, unit, inner, _subnormal(dtype), working)
+    rms, worst, size, total = _numbers(error, y)
     finite: Tensor | None = None
-    if math.isfinite(size + wanted):
-        answer = {"total": total, "size": size}
-    else:
+    if not math.isfinite(rms + size):
         finite, answer = _non_finite(y, expected, found.dtype)
         y, expected = y[finite], expected[finite]
-        scale = None if scale is None else scale.expand(finite.shape)[finite]
-        if scale is not None:
-            scale = scale.nan_to_num(0.0, 0.0, 0.0)
+        scale = None if scale is None else scale.expand(finite.shape)[finite].nan_to_num(0.0, 0.0, 0.0)
+        if not y.numel():
+            return {"rms": 0.0, "worst": 0.0, **answer}
+        error = _units(y, expected, scale, unit, inner, _subnormal(dtype), working)
+        rms, worst, size, total = _numbers(error, y)
     count = y.numel()
-    if not count:
-        return {"rms": 0.0, "worst": 0.0, **answer}
-    error = _units(y, expected, scale, unit, inner, _subnormal(dtype), working)
-    rms, worst = torch.stack([error.norm(), error.abs().max()]).tolist()
-    answer |= {"rms": rms / math.sqrt(count), "worst": worst}
+    answer |= {"rms": rms / math.sqrt(count), "worst": worst, "total": total, "size": size}
     if unit > inner and not working and found.dtype is dtype:
         nearest = (y == expected.to(dtype).double()).sum()
         answer["misrounded"] = 1.0 - int(nearest) / count
-    if count >= _MANY and rms:
+    if leans and count >= _MANY and rms:
         answer |= _bias(*_thinned(y, expected), unit, torch.finfo(dtype).tiny)
     if answer["rms"] > 1.5 or worst > 6.0 or answer.get("lost"):
         answer["profile"] = profile(error if finite is None else _spread_out(error, finite))
         largest = y.abs()
         answer["profile"]["clipped"] = int((largest == largest.max()).sum())
     return answer
+
+
+def _numbers(error: Tensor, y: Tensor) -> list[float]:
+    """Norm and largest of the errors, norm and sum of the values."""
+    norm = torch.linalg.vector_norm
+    found: list[float] = torch.stack([norm(error), norm(error, math.inf), norm(y), y.sum()]).tolist()
+    return found
 
 
 def _units(
@@ -102,7 +107,7 @@ def _units(
     if scale is None:
         allowed = size.mul_(unit)
     elif working:
-        allowed = torch.hypot(size, scale).mul_(unit)
+        allowed = size.square_().addcmul_(scale, scale).sqrt_().mul_(unit)
     else:
         allowed = size.mul_(unit).add_(scale, alpha=inner)
     return (y - expected).div_(allowed.add_(subnormal))

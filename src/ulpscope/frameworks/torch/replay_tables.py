@@ -264,6 +264,8 @@ MULTILINEAR = frozenset(
     ]
 )
 MEANS = frozenset({"mean"})
+# Movement that may change the dtype, or writes plain numbers: the source is taken in float64 and rounded anew.
+CASTS = frozenset({"_to_copy", "to", "copy_", "copy"})
 # The first result is a map, the others (gradients of weight and bias) are sums over rows.
 SUMS_BESIDE = frozenset({"native_layer_norm_backward"})
 

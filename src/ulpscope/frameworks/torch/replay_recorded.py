@@ -1,0 +1,195 @@
+"""A call from a dump, measured as a live one: its arguments are put together again, and the same functions judge it.
+
+A dump has no generator states and no storages: random kernels are unknown, and what was not computed is told by who
+recorded the bits first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ulpscope.frameworks.torch import replay_reference as references
+from ulpscope.frameworks.torch.replay_measure import measures
+from ulpscope.frameworks.torch.replay_origins import fingerprint, scalars
+from ulpscope.frameworks.torch.replay_reference import Plan
+from ulpscope.records import CallRecord, Payload, Role, Value
+
+Bits = Callable[[Value], Any]
+_SPACES = {"Aten": "aten", "NPU": "npu"}
+_PARTS = ("torch.dtype", "torch.layout", "torch.memory_format")
+
+
+class RecordedCalls:
+    """Measures the kernel calls of one rank, one after the other, in their order."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[str, str], Plan | None] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+        # Bits that a call of this run has made -> whether floating point values went into them.
+        self._made: dict[Payload, bool] = {}
+        self._told: set[Payload] = set()
+
+    def begin_step(self) -> None:
+        """Payload keys belong to one dump."""
+        self._made.clear()
+        self._told.clear()
+
+    def is_kernel(self, call: CallRecord) -> bool:
+        return self._plan(call) is not None
+
+    def fields(self, call: CallRecord, bits: Bits, *, first_step: bool) -> dict[str, Any]:
+        """The fields of the call's ledger row that come from its values."""
+        plan = self._plan(call)
+        assert plan is not None
+        inputs = [value for value in call.values if value.slot.role is Role.INPUT]
+        outputs = [value for value in call.values if value.slot.role is Role.OUTPUT]
+        dtypes = ",".join(_short(value.dtype) for value in inputs if value.dtype and _is_float(value.dtype))
+        row: dict[str, Any] = {"op": plan.op, "dtypes": dtypes, "index": self._counts[plan.op, dtypes]}
+        self._counts[plan.op, dtypes] += 1
+        row["kind"] = plan.kind
+        measured = any(self._is_measured(value) for value in inputs)
+        try:
+            if plan.kind == "view":
+                row["scalars"] = scalars(plan, *_arguments(inputs, lambda value: None))
+                measured = any(self._made.get(value.payload, True) for value in inputs if value.payload is not None)
+            else:
+                missing = next(
+                    (value.error for value in call.values if value.is_tensor and value.payload is None), None
+                )
+                if missing is not None or any(value.is_tensor and value.payload is None for value in call.values):
+                    raise ValueError(f"the dump does not hold its tensors: {missing or 'statistics only'}")
+                row |= self._measured(plan, inputs, outputs, bits, first_step)
+        except Exception as error:  # the border: no reference, or arguments that were not recorded
+            row["unknown"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+        if plan.decides and measured:
+            row["decides"] = True
+        made_here = plan.kind != "view" or all(
+            value.payload in self._made for value in inputs if value.payload is not None
+        )
+        for value in outputs:
+            if value.payload is not None and made_here:
+                self._made[value.payload] = measured or plan.kind == "random"
+        return row
+
+    def _measured(
+        self, plan: Plan, inputs: list[Value], outputs: list[Value], bits: Bits, first_step: bool
+    ) -> dict[str, Any]:
+        args, kwargs = _arguments(inputs, lambda value: _tensor(value, bits))
+        row: dict[str, Any] = {"scalars": scalars(plan, args, kwargs)}
+        written = {key for _, key in plan.written}
+        names = plan.schema
+        if first_step:
+            row["leaves"] = [
+                {"place": name, **fingerprint(_tensor(value, bits))}
+                for value in inputs
+                if value.is_tensor
+                and value.payload is not None
+                and value.payload not in self._made
+                and value.payload not in self._told
+                and (name := _place(value, names)).split(".")[0] not in written
+            ]
+            self._told |= {value.payload for value in inputs if value.payload is not None}
+        if plan.kind == "random":
+            raise ValueError("a dump has no state of the generator; blame -- CMD replays random kernels")
+        result = _nested(outputs, lambda value: _tensor(value, bits))
+        found = references.outputs(plan, *_after(plan, args, kwargs, result), tuple(result))
+        with torch.no_grad():
+            row["measures"] = measures(plan, args, kwargs, found)
+        return row
+
+    def _is_measured(self, value: Value) -> bool:
+        if value.payload is None:
+            return False
+        known = self._made.get(value.payload)
+        return bool(known) or (known is None and value.dtype is not None and _is_float(value.dtype))
+
+    def _plan(self, call: CallRecord) -> Plan | None:
+        key = (call.id.kind, call.id.name)
+        if key not in self._plans:
+            space = getattr(torch.ops, _SPACES.get(key[0], key[0]), None)
+            name, _, overload = key[1].rpartition(".")
+            packet = getattr(space, name, None) if space is not None and name else None
+            func = getattr(packet, overload, None) if packet is not None else None
+            self._plans[key] = None if func is None else references.plan_of(func)
+        return self._plans[key]
+
+
+def _after(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: list[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments after the call: of what it wrote, the dump holds what it returned."""
+    if not plan.written:
+        return args, kwargs
+    written = list(result) if not plan.fresh else []
+    after: list[Any] = list(args)
+    for number, (place, _) in enumerate(plan.written):
+        if place < len(after):
+            listed = isinstance(after[place], list | tuple)
+            after[place] = (
+                written if listed and len(plan.written) == 1 else written[number] if number < len(written) else None
+            )
+    return tuple(after), {
+        key: None if key in {name for _, name in plan.written} else value for key, value in kwargs.items()
+    }
+
+
+def _arguments(inputs: Iterable[Value], tensor: Callable[[Value], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    tree: dict[Any, Any] = {}
+    for value in inputs:
+        place = tree
+        *above, last = value.slot.path
+        for step in above:
+            place = place.setdefault(step, {})
+        place[last] = _plain(value, tensor)
+    args = tuple(_listed(tree[place]) for place in sorted(key for key in tree if isinstance(key, int)))
+    return args, {key: _listed(item) for key, item in tree.items() if isinstance(key, str)}
+
+
+def _nested(outputs: Iterable[Value], tensor: Callable[[Value], Any]) -> list[Any]:
+    args, _ = _arguments(outputs, tensor)
+    return list(args)
+
+
+def _listed(item: Any) -> Any:
+    return [_listed(item[place]) for place in sorted(item)] if isinstance(item, dict) else item
+
+
+def _plain(value: Value, tensor: Callable[[Value], Any]) -> Any:
+    if value.is_tensor:
+        return tensor(value)
+    if value.type in _PARTS:
+        return getattr(torch, value.scalar.removeprefix("torch."))
+    if value.type == "torch.device":
+        return torch.device(value.scalar)
+    if value.type == "float" and isinstance(value.scalar, str):
+        return float(value.scalar)
+    return value.scalar
+
+
+def _tensor(value: Value, bits: Bits) -> Tensor:
+    dtype = getattr(torch, (value.dtype or "").removeprefix("torch."))
+    raw = np.ascontiguousarray(bits(value))
+    if not raw.size:
+        return torch.empty(value.shape or (), dtype=dtype)
+    return torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()).view(dtype).reshape(value.shape or ())
+
+
+def _place(value: Value, names: list[str]) -> str:
+    first, *rest = value.slot.path
+    head = names[first] if isinstance(first, int) and first < len(names) else str(first)
+    return ".".join([head, *map(str, rest)])
+
+
+def _short(dtype: str | None) -> str:
+    return (dtype or "").removeprefix("torch.")
+
+
+def _is_float(dtype: str) -> bool:
+    found = getattr(torch, _short(dtype), None)
+    return isinstance(found, torch.dtype) and found.is_floating_point
