@@ -248,6 +248,32 @@ def test_001_017_018_tensors_are_exported_one_by_one(here: Path) -> None:
     assert sorted(float(array[0, 0]) for array in inputs) == [2.0, 3.0]
 
 
+def test_001_004_what_was_dumped_is_in_the_file_behind_each_optimizer_step(here: Path) -> None:
+    counts, left = run(
+        INSTALL
+        + """
+import json, os, pathlib, torch
+from torch_npu.hooks import *
+model = torch.nn.Linear(2, 1)
+register_hook(model, wrap_acc_cmp_hook)
+set_dump_path("op.pkl")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+counts = []
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    lines = [line for line in open("op.pkl") if "Functional_linear_forward_output" in line]
+    counts.append(len(lines))
+print(json.dumps([counts, [path.suffix for path in pathlib.Path(".op.pkl.ulpscope").rglob("*") if path.is_file()]]))
+"""
+    )
+    assert counts == [1, 2, 3]
+    assert set(left) <= {".ring"}
+    numbers = [int(row[0].partition("_")[0]) for row in lines(here / "op.pkl")]
+    assert numbers == list(range(len(numbers)))
+    assert len(list(here.iterdir())) == 1
+
+
 @pytest.mark.parametrize(
     ("made", "steps"),
     [

@@ -1,7 +1,7 @@
 """torch_npu.hooks' register_hook over a capture: one .pkl of the user's name, or a folder of .npy files.
 
-Files are written when the file is changed, when they are compared, when the schedule ends a stretch, and at exit; until then
-the dump lies in a hidden folder beside them.
+What was dumped is added to the file behind each optimizer step and each `step_schedule.step()`, when another file is named, when files
+are compared, and at exit; until then it lies whole in a hidden folder beside the file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from ulpscope.capture.session import Capture
 from ulpscope.compat.torch_npu_hooks.steps import ArgumentError, schedule, step_schedule
 from ulpscope.errors import CaptureError, did_you_mean
 from ulpscope.frameworks.torch import determinism, npu
-from ulpscope.store.formats.hooks_writer import export_arrays, write_hooks
+from ulpscope.frameworks.torch.optimizer_watch import OptimizerWatch
+from ulpscope.store.formats.hooks_writer import append_hooks, export_arrays
 from ulpscope.store.reader import Dump
 
 _log = logging.getLogger(__name__)
@@ -48,23 +50,25 @@ class _Session:
         self.steps = schedule()
         self._capture: Capture | None = None
         self._own: Path | None = None
-        self._written: dict[Path, int] = {}
+        self._optimizers = OptimizerWatch(self._file)
+        self._count = 0
+        self._pid = 0
 
     def follow(self) -> None:
         """Dumps, or does not, as the step and what has been said so far tell."""
+        self._file()
         if self._place is not None and self.models and step_schedule.step_num in self.steps:
             self._start(self._place)
         elif self._capture is not None:
             self._capture.stop()
 
     def settle(self) -> None:
-        if self._capture is not None and self._capture.started:
-            self._capture.stop()
-            self._capture.start()
+        self._file()
 
     def close(self) -> None:
-        """Ends the dump; its files are written. Called at exit too."""
+        """Ends the dump. Called at exit too."""
         if self._capture is not None and self._own is not None:
+            self._optimizers.remove()
             self._capture.close()
             with contextlib.suppress(OSError):
                 self._own.rmdir()
@@ -80,23 +84,30 @@ class _Session:
             self._own = place.with_name(f".{place.name}.ulpscope") if self.folder is None else place / ".ulpscope"
             self._capture = Capture(str(self._own), tensors=True, sketch=False, stacks=False, overwrite=True)
             self._capture.as_msprobe = True
-            self._capture.on_dump = self._write
+            self._capture.on_dump = self._add
+            self._count = 0
+            self._pid = os.getpid()
+            self._optimizers.install()
             atexit.register(self.close)
         for model in self.models:
             self._capture.start(model)
 
-    def _write(self, folder: Path, finished: bool) -> None:
-        """Writes the tool's files from ours, each time as a whole; ours go when the file is done."""
+    def _file(self) -> None:
+        """What was dumped so far goes into the file: nothing is held longer than for a step."""
+        if self._capture is not None and self._capture.dumps:
+            self._capture.step()
+
+    def _add(self, folder: Path, finished: bool) -> None:
+        # A forked process has no file of its own.
+        if not finished or os.getpid() != self._pid:
+            return
         dump = Dump(folder)
-        if self._written.get(folder) != len(dump):
-            if self.folder is not None:
-                export_arrays(dump, self.folder)
-            elif self.file is not None:
-                write_hooks(dump, self.file, sample=self.sample)
-            self._written[folder] = len(dump)
-        if finished and dump.ending == "complete":
+        if self.folder is not None:
+            self._count = export_arrays(dump, self.folder, first=self._count)
+        elif self.file is not None:
+            self._count = append_hooks(dump, self.file, sample=self.sample, first=self._count)
+        if dump.ending == "complete":
             shutil.rmtree(folder)
-            self._written.pop(folder, None)
             with contextlib.suppress(OSError):
                 folder.parent.rmdir()
 

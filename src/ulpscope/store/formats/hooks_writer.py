@@ -4,7 +4,7 @@
     16_Functional_relu_backward_input0_shape[2,1]_stride[1,1]_offset[0]_format[2].npy                 asynchronous export
 
 The lines hold floating tensors with a dimension, whose elements were recorded, as numbers that passed float32. Backward, `input` is
-the gradient that leaves the call, as torch named it for its hooks. A file is there whole or not at all.
+the gradient that leaves the call, as torch named it for its hooks.
 """
 
 from __future__ import annotations
@@ -35,25 +35,36 @@ def write_hooks(dump: Dump, path: Path, *, sample: bool = True) -> None:
     """Writes a dump as a .pkl; an earlier file is replaced. Raises DumpError if it cannot be written."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with draft.open("w", encoding="utf-8") as file:
-                for number, (name, value) in enumerate(_values(dump)):
-                    content = numbers_of(dump, value, sample=sample).tolist()
-                    file.write(json.dumps([f"{number}_{name}", content, value.dtype, list(value.shape or ())]) + "\n")
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
+        append_hooks(dump, draft, sample=sample)
+        os.replace(draft, path)
     except OSError as error:
         raise DumpError(f"cannot write {path}: {error.strerror}; choose another file") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
-def export_arrays(dump: Dump, folder: Path) -> None:
-    """Writes each recorded tensor as a .npy file of its own. Raises DumpError if one cannot be written.
+def append_hooks(dump: Dump, path: Path, *, sample: bool = True, first: int = 0) -> int:
+    """Adds a dump to a .pkl, its lines numbered from `first`; returns the next number. Raises DumpError."""
+    number = first
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            for name, value in _values(dump):
+                content = numbers_of(dump, value, sample=sample).tolist()
+                file.write(json.dumps([f"{number}_{name}", content, value.dtype, list(value.shape or ())]) + "\n")
+                number += 1
+    except OSError as error:
+        raise DumpError(f"cannot write {path}: {error.strerror}; choose another file") from error
+    return number
+
+
+def export_arrays(dump: Dump, folder: Path, *, first: int = 0) -> int:
+    """Writes each recorded tensor as a .npy file of its own, numbered from `first`; returns the next number. Raises DumpError.
 
     The strides and the offset in a name are those of the file: the elements are whole, and one behind the other.
     """
-    number = 0
+    number = first
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for call in dump.calls():
@@ -68,6 +79,7 @@ def export_arrays(dump: Dump, folder: Path) -> None:
                 number += 1
     except OSError as error:
         raise DumpError(f"cannot write into {folder}: {error.strerror}; choose another folder") from error
+    return number
 
 
 def _export(dump: Dump, value: Value, folder: Path, name: str) -> None:
