@@ -238,7 +238,7 @@ def test_001_014_015_016_021_only_the_asked_steps_are_dumped(here: Path) -> None
     assert numbers == list(range(len(numbers)))
 
 
-def test_001_017_018_tensors_are_exported_one_by_one(here: Path) -> None:
+def test_001_017_018_019_tensors_are_exported_one_by_one_without_the_work_around(here: Path) -> None:
     names, name, shape = run(EXPORT)
     assert name.endswith("_Functional_relu_backward_input0_shape[2,1]_stride[1,1]_offset[0]_format[2].npy")
     assert shape == [2, 1]

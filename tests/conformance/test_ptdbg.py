@@ -395,6 +395,33 @@ def test_000_003_005_048_067_the_environment_names_the_folder_and_a_rank_dumps_a
     }
 
 
+DEVICES = """
+from ptdbg_ascend import *
+import json, logging, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+seen = []
+torch.cuda.is_available = lambda: True
+for name, module in {"cuda": torch.cuda, "npu": getattr(torch, "npu", None)}.items():
+    for function in ("manual_seed", "manual_seed_all"):
+        if module is not None:
+            setattr(module, function, lambda seed, which=f"{name}.{function}": seen.append((which, seed)))
+seed_all(7)
+print(json.dumps(sorted(set(map(tuple, seen)))))
+"""
+CUDA_SEEDS = [["cuda.manual_seed", 7], ["cuda.manual_seed_all", 7]]
+
+
+def test_000_043_047_cuda_is_seeded_and_shuffling_is_left_to_the_user(tmp_path: Path) -> None:
+    said, seeds = run(tmp_path, DEVICES).stdout.splitlines()
+    assert json.loads(seeds) == CUDA_SEEDS
+    assert said == "Please disable dataloader shuffle before running the program."
+
+
+def test_000_044_an_npu_is_seeded(tmp_path: Path) -> None:
+    seeds = run_on_npu("import torch, torch_npu" + DEVICES, PYTHONPATH=str(ROOT / "dropin"))
+    assert seeds == [*CUDA_SEEDS, ["npu.manual_seed", 7], ["npu.manual_seed_all", 7]]
+
+
 def test_000_048_a_second_dump_into_the_same_folder_replaces_the_first(tmp_path: Path) -> None:
     program = """
 from ptdbg_ascend import *
@@ -567,7 +594,7 @@ def test_000_001_all_names_are_there(tmp_path: Path) -> None:
 ACL = (
     NET
     + """
-import json, pathlib, sys, torch_npu
+import json, logging, pathlib, sys, torch_npu
 from ptdbg_ascend import *
 model = Net().npu()
 def train(model):
@@ -577,7 +604,11 @@ def kernels():
     for path in found:
         pathlib.Path("kernels", path).unlink()
     return [path.rpartition("/")[2].partition(".")[0] for path in found]
-told = {}
+told, said = {}, []
+class Said(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("ulpscope").addHandler(Said(logging.WARNING))
 seed_all(mode=True)
 set_dump_path("./npu_dump", dump_tag='all')
 register_hook(model, acc_cmp_dump)
@@ -598,13 +629,19 @@ debugger = PrecisionDebugger(dump_path="./dump_path", hook_name="dump")
 debugger.configure_hook(mode="acl", scope=["Torch_relu_1_forward"], acl_config="./dump.json")
 debugger.start(); train(model); debugger.stop()
 told["debugger"] = kernels()
+gradient = "./npu_dump/all_v2.0/rank0/dump/Functional_conv2d_1_backward_input.0.npy"
+debugger.configure_hook(mode="acl", scope=["Tensor_tolist_0_backward"], acl_config="./dump.json", backward_input=[gradient])
+debugger.start(); torch.ones(2).npu().tolist(); debugger.stop()
+told["said"] = said
 told["pkl"] = sorted(str(path) for path in pathlib.Path("dump_path").rglob("*.pkl"))
 print(json.dumps(told))
 """
 )
 
 
-def test_000_014_021_022_052_053_059_kernels_of_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_000_014_021_022_052_053_059_060_065_kernels_of_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "kernels").mkdir()
     acl = {"dump": {"dump_list": [], "dump_path": "./kernels", "dump_mode": "all", "dump_op_switch": "on"}}
     (tmp_path / "dump.json").write_text(json.dumps(acl))
@@ -614,3 +651,24 @@ def test_000_014_021_022_052_053_059_kernels_of_one_call(tmp_path: Path, monkeyp
     assert told["forward"] == told["debugger"] == ["Relu"]
     assert told["backward"] == ["ConvolutionBackwardOverrideable"]
     assert told["pkl"] == []
+    queue = "kernels may run after their call is over: export TASK_QUEUE_ENABLE=0 before a kernel dump"
+    assert told["said"].count(queue) == 4
+    (derived,) = set(told["said"]) - {queue}
+    assert derived.endswith("its result, a list, is not of tensor type and cannot be automatically derived")
+
+
+def test_000_064_the_same_script_dumps_the_same_calls_with_and_without_an_npu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+from ptdbg_ascend import *
+set_dump_path("./dump"); register_hook(None, acc_cmp_dump)
+set_dump_switch("ON", api_list=["relu"], mode="api_list")
+torch.relu(torch.ones(2, device=DEVICE))
+set_dump_switch("OFF")
+"""
+    assert run(tmp_path, "DEVICE = 'cpu'" + program).returncode == 0
+    (tmp_path / "npu").mkdir()
+    monkeypatch.chdir(tmp_path / "npu")
+    run_on_npu("import torch, torch_npu\nDEVICE = 'npu'" + program, PYTHONPATH=str(ROOT / "dropin"))
+    assert names(tmp_path / "dump") == names(tmp_path / "npu" / "dump") == ["Torch.relu.0.forward"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import shutil
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ulpscope.store.formats.pkl_names import call_name
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
 from ulpscope.store.reader import Dump
 
+_log = logging.getLogger(__name__)
 OWN_FOLDER = ".ulpscope"  # our own store of a run that is under way, or was killed
 TAG = "ptdbg_dump"
 ENVIRONMENT = "ASCEND_WORK_PATH"
@@ -29,6 +31,7 @@ _NO_PATH = (
     "no folder for the dump is known: give dump_path to PrecisionDebugger or fpath to set_dump_path, "
     f"or set the environment variable {ENVIRONMENT}"
 )
+_QUEUE = "TASK_QUEUE_ENABLE"
 _COMPARED = ("all", "api_stack")
 _SCRIPT = """from ptdbg_ascend import compare
 
@@ -82,6 +85,8 @@ class Dumping:
         self._target = target
         # Kernels that the vendor writes lie where its configuration says; none of them pass through our files.
         self._by_vendor = switch.mode == "acl" and npu.npu_of_process() is not None
+        if self._by_vendor and os.environ.get(_QUEUE) != "0":
+            _log.warning("kernels may run after their call is over: export %s=0 before a kernel dump", _QUEUE)
         self.capture = Capture(
             str(target.root / OWN_FOLDER),
             model=model,

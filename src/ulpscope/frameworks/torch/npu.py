@@ -186,6 +186,9 @@ class KernelsBelow:
     def _paired(self, result: Any) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs and their gradients: by the place in the file's name where it is one, else in order."""
         found = {".".join(map(str, path or (0,))): leaf for path, leaf in leaves(result) if isinstance(leaf, Tensor)}
+        if not found:
+            kind = type(result).__name__
+            raise CaptureError(f"its result, a {kind}, is not of tensor type and cannot be automatically derived")
         outputs = {place: leaf for place, leaf in found.items() if leaf.requires_grad}
         if not outputs:
             raise CaptureError("it has no backward: none of its inputs requires a gradient")
