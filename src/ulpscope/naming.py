@@ -22,6 +22,7 @@ _INDEX_LAST = frozenset({MODULE, OPTIMIZER})
 _ROLES = frozenset({role.value for role in Role} | {"kwargs"})
 _ROLELESS = frozenset({Phase.PARAMETERS_GRAD.value, Phase.DEBUG.value})
 _PHASES = {phase.value: phase for phase in Phase}
+_DEBUG = Phase.DEBUG.value
 
 
 def call_text(call: CallId) -> str:
@@ -39,9 +40,14 @@ def parse_call(text: str) -> CallId:
     body, tilde, repeat = text.partition("~")
     parts = body.split(".")
     again = int(repeat) if tilde else 0
+    if len(parts) == 4 and parts[3] in _PHASES and parts[2].isdigit() and parts[0] not in _INDEX_LAST:
+        # Most calls are of this form.
+        kind, name, index, phase = parts
+        if phase != _DEBUG:
+            return CallId(kind, name, int(index), _PHASES[phase], again)
     if len(parts) >= 4 and parts[0] in _INDEX_LAST and parts[-1].isdigit() and parts[-2] in _PHASES:
         return CallId(parts[0], ".".join(parts[1:-2]), int(parts[-1]), _PHASES[parts[-2]], again)
-    if len(parts) >= 3 and parts[-1] == Phase.DEBUG.value and parts[-2].isdigit():
+    if len(parts) >= 3 and parts[-1] == _DEBUG and parts[-2].isdigit():
         return CallId(SAVED, ".".join(parts[:-2]), int(parts[-2]), Phase.DEBUG, again)
     if len(parts) >= 4 and parts[-1] in _PHASES and parts[-2].isdigit():
         return CallId(parts[0], ".".join(parts[1:-2]), int(parts[-2]), _PHASES[parts[-1]], again)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 PathStep = str | int
 
@@ -71,10 +71,8 @@ class Stats:
     neginf_count: int = 0
     zero_count: int = 0
 
-    @property
-    def counted(self) -> bool:
-        """Whether the counts are known; they are not where another tool gave the numbers."""
-        return True
+    counted: ClassVar[bool] = True
+    """Whether the counts are known; they are not where another tool gave the numbers."""
 
     @property
     def finite_count(self) -> int:
@@ -139,9 +137,7 @@ class ToldStats:
     mean: float | int | None
     norm: float | int | None
 
-    @property
-    def counted(self) -> bool:
-        return False
+    counted: ClassVar[bool] = False
 
     @property
     def finite_max(self) -> float | int:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter, is_
 from pathlib import Path
 
 from ulpscope.compare.align import Align, Pairing, align
@@ -37,6 +39,7 @@ from ulpscope.store.reader import Dump, open_dump
 # Calls that wait for their elements, and contrasts kept for the calls that use the same payloads again.
 _WINDOW = 64
 _KEPT = 4096
+_slot_of = attrgetter("slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ def _drafts(
     left = None if pairing.reference is None else reference.nth(pairing.reference)
     right = None if pairing.target is None else target.nth(pairing.target)
     match = Match(left, right, pairing.how, pairing.why)
+    if left is not None and right is not None and not mapping and _slot_by_slot(left.values, right.values):
+        return match, list(map(pairs.draft, repeat(match), left.values, right.values))
     unused = {} if left is None else {value.slot: value for value in left.values}
     drafts: list[_Draft | Comparison] = []
     for value in () if right is None else right.values:
@@ -109,6 +114,11 @@ def _drafts(
             drafts.append(pairs.draft(match, unused.pop(value.slot, None), value))
     drafts += [pairs.draft(match, value, None) for value in unused.values()]
     return match, drafts
+
+
+def _slot_by_slot(left: Sequence[Value], right: Sequence[Value]) -> bool:
+    """Whether two calls have the same slots in the same order; false in doubt."""
+    return len(left) == len(right) and all(map(is_, map(_slot_of, left), map(_slot_of, right)))
 
 
 def _from_mapping(

@@ -24,6 +24,7 @@ from ulpscope.report.legacy_cells import (
     marked_by,
     side_of,
     statistic_cells,
+    usual_statistic_row,
 )
 from ulpscope.report.table import Cell, Colour, Row
 from ulpscope.store.reader import Dump
@@ -182,32 +183,56 @@ def rows(
     for call in calls:
         if call.match.target is None:
             continue
+        stack = stack_of.text(call.match.target) if stack_of is not None else _NO_STACK
+        if not highlight or message is None:
+            for row in _plain_rows(call, table.kind, reference, target, stack):
+                yield row if whole else chosen(row), None
+            continue
         made = [
             (comparison, cells_of(comparison, ours, theirs))
-            for comparison, ours, theirs in _sides(call, table.kind, reference, target)
+            for comparison, ours, theirs in _sides(call, _in_order(call), table.kind, reference, target)
         ]
-        first = stack_of.text(call.match.target) if stack_of is not None else _NO_STACK
-        marked = _marked(made, table.kind) if highlight and message is not None else None
-        for number, (_, cells) in enumerate(made):
-            row = cells.row(_NO_STACK if number else first)
-            colour = None
-            if marked is not None and message is not None:
-                mark, reasons = marked[number]
-                if mark is not None:
-                    colour = _COLOURS[mark]
-                    said = "\n".join(filter(None, (str(row[message]), *reasons)))
-                    row = (*row[:message], said, *row[message + 1 :])
-            yield row if whole else chosen(row), colour
+        for (_, cells), (mark, reasons) in zip(made, _marked(made, table.kind), strict=True):
+            row = cells.row(stack)
+            if mark is not None:
+                said = "\n".join(filter(None, (str(row[message]), *reasons)))
+                row = (*row[:message], said, *row[message + 1 :])
+            yield row if whole else chosen(row), _COLOURS[mark]
+            stack = _NO_STACK
+
+
+def _plain_rows(
+    call: CallComparison, kind: Kind, reference: Dump, target: Dump, stack: str
+) -> Iterator[tuple[Cell, ...]]:
+    """The rows of a call without marks; the first has the stack."""
+    cells_of = _CELLS[kind]
+    ours, theirs = call.match.target, call.match.reference
+    assert ours is not None
+    quick = kind is Kind.STATISTICS and theirs is not None
+    if quick and theirs is not None:
+        names = target.name_of(ours), reference.name_of(theirs)
+        ids = ours.id, theirs.id
+    for comparison in _in_order(call):
+        value, counterpart = comparison.target, comparison.reference
+        row = None
+        if quick and value is not None and counterpart is not None and comparison.match is call.match:
+            row = usual_statistic_row(names, ids, (value, counterpart), stack)
+        if row is None:
+            for _, side, other in _sides(call, (comparison,), kind, reference, target):
+                row = cells_of(comparison, side, other).row(stack)
+        if row is not None:
+            yield row
+            stack = _NO_STACK
 
 
 def _sides(
-    call: CallComparison, kind: Kind, reference: Dump, target: Dump
+    call: CallComparison, comparisons: Sequence[Comparison], kind: Kind, reference: Dump, target: Dump
 ) -> Iterator[tuple[Comparison, Side, Side | None]]:
     ours, theirs = call.match.target, call.match.reference
     assert ours is not None
     name = target.name_of(ours)
     other = "" if theirs is None else reference.name_of(theirs)
-    for comparison in _in_order(call):
+    for comparison in comparisons:
         value, counterpart = comparison.target, comparison.reference
         if value is None or (value.shape is None and not is_shown(value)):
             continue

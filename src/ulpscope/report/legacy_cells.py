@@ -1,10 +1,12 @@
 """The cells of one row of an older tool's table, by what the table rests on: elements, statistics or checksums.
 
-A row is two sides and what was found between them. Nothing here is kept from row to row: a table has millions of them.
+A row is two sides and what was found between them. Nothing here is kept from row to row but the texts of shapes: a table
+has millions of rows.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Callable
@@ -135,9 +137,14 @@ def side_of(call_name: str, call: CallId, value: Value, kind: Kind, like: Side |
     elif None in numbers or not (finite := -math.inf < sum(numbers) < math.inf):  # type: ignore[arg-type]
         shown = tuple(map(_cell, numbers))
     checksum = None if value.checksum is None else f"{value.checksum:08x}"
-    shape = like.shape if like is not None and like.value.shape == value.shape else str([*value.shape])
+    shape = like.shape if like is not None and like.value.shape == value.shape else _shape(value.shape)
     gradient = _WORDS[value.requires_grad]
     return Side(name, dtype, shape, gradient, numbers, shown, finite, stored, checksum, value)
+
+
+@functools.lru_cache(1 << 12)
+def _shape(shape: tuple[int, ...]) -> str:
+    return str([*shape])
 
 
 _ROLES = {role: role.value for role in Role}
@@ -234,6 +241,68 @@ def statistic_cells(comparison: Comparison, ours: Side, theirs: Side | None) -> 
         said = f"{NEED_CHECK} {said}" if said else NEED_CHECK
     cells = _common(ours, theirs) + found + ours.shown + theirs.shown + (_WORDS[same], _RESULTS[result], said)
     return Cells(cells, (), ours, theirs, same)
+
+
+def usual_statistic_row(
+    names: tuple[str, str], calls: tuple[CallId, CallId], values: tuple[Value, Value], stack: str
+) -> tuple[Cell, ...] | None:
+    """The row that `statistic_cells` would make, at once, of two tensors of one shape with finite numbers that can be
+    divided by; None for all others. Nearly all rows are such; target and reference, in this order."""
+    ours, theirs = values
+    shape, target, reference = ours.shape, ours.stats, theirs.stats
+    if shape is None or shape != theirs.shape or target is None or reference is None:
+        return None
+    if ours.dtype == "torch.bool" or theirs.dtype == "torch.bool":
+        return None
+    t0, t1, t2, t3 = target.max, target.min, target.mean, target.norm
+    r0, r1, r2, r3 = reference.max, reference.min, reference.mean, reference.norm
+    try:
+        if not (-math.inf < t0 + t1 + t2 + t3 < math.inf and -math.inf < r0 + r1 + r2 + r3 < math.inf):  # type: ignore[operator]
+            return None
+        d0, d1, d2, d3 = t0 - r0, t1 - r1, t2 - r2, t3 - r3  # type: ignore[operator]
+        e0, e1, e2, e3 = abs(d0 / r0), abs(d1 / r1), abs(d2 / r2), abs(d3 / r3)  # type: ignore[operator]
+    except (TypeError, ZeroDivisionError):
+        return None
+    result = statistics_result((e0, e1, e2, e3))
+    same = ours.requires_grad is theirs.requires_grad
+    said = "" if same else GRADIENTS
+    if result is Result.WARNING:
+        said = f"{NEED_CHECK} {said}" if said else NEED_CHECK
+    name = _name(names[0], calls[0], ours.slot, stored=False)
+    other = name
+    if names[0] != names[1] or ours.slot is not theirs.slot:
+        other = _name(names[1], calls[1], theirs.slot, stored=False)
+    text = _shape(shape)
+    return (
+        name,
+        other,
+        ours.dtype or NOT_THERE,
+        theirs.dtype or NOT_THERE,
+        text,
+        text,
+        _WORDS[ours.requires_grad],
+        _WORDS[theirs.requires_grad],
+        d0,
+        d1,
+        d2,
+        d3,
+        f"{e0 * 100}%",
+        f"{e1 * 100}%",
+        f"{e2 * 100}%",
+        f"{e3 * 100}%",
+        t0,
+        t1,
+        t2,
+        t3,
+        r0,
+        r1,
+        r2,
+        r3,
+        _WORDS[same],
+        _RESULTS[result],
+        said,
+        stack,
+    )
 
 
 def _of_finite(reference: tuple[Number, ...], target: tuple[Number, ...]) -> tuple[tuple[Cell, ...], Result]:

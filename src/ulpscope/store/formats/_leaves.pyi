@@ -1,6 +1,7 @@
+from collections.abc import Callable
 from mmap import mmap
 
-from ulpscope.records import Role, Slot, Stats, ToldStats, Value
+from ulpscope.records import PathStep, Role, Slot, Stats, ToldStats, Value
 
 Buffer = bytes | bytearray | memoryview | mmap
 
@@ -8,7 +9,7 @@ class Leaves:
     def __new__(
         cls,
         value: type[Value],
-        slot: type[Slot],
+        slot: Callable[[Role, tuple[PathStep, ...]], Slot],
         told: type[ToldStats],
         empty: Stats,
         sections: tuple[tuple[str, Role], ...],

@@ -52,7 +52,7 @@ class MsprobeDump(Dump):
         if not self._files:
             raise DumpError(f"{folder} is not a dump of msprobe: it has no {layout.MSPROBE[0]}")
         self._names = [name for file in self._files for name in file.names]
-        self._ids = [self._parsed_id(file.path.name, name) for file in self._files for name in file.names]
+        self._ids = [self._parsed_id(file, name) for file in self._files for name in file.names]
         self._parents = self._texts("construct.json")
         self._stacks, self._stack_of = self._read_stacks()
         self._tensors, self._tensor_bytes = self._list_tensors()
@@ -79,7 +79,7 @@ class MsprobeDump(Dump):
         return [_module_of(call) for call in above]
 
     def nth(self, place: int) -> CallRecord:
-        return self._record(range(len(self))[place])
+        return self._record(place if 0 <= place < len(self._names) else range(len(self))[place])
 
     @cached_property
     def value_count(self) -> int:
@@ -190,10 +190,12 @@ class MsprobeDump(Dump):
 
     # --- names --------------------------------------------------------------------------------------------------
 
-    def _parsed_id(self, file: str, name: str) -> CallId:
+    def _parsed_id(self, file: JsonEntries, name: str) -> CallId:
         found = call_named(name)
         if found is None or (found.index | found.again) >> 32:
-            self._refuse(file, name[:200], "is not the name of a call; a name looks like Functional.conv2d.0.forward")
+            self._refuse(
+                file.path.name, name[:200], "is not the name of a call; a name looks like Functional.conv2d.0.forward"
+            )
         return found
 
     def _id_named(self, name: str | None) -> CallId | None:

@@ -5,6 +5,7 @@ What the files do not say stays unknown: statistics are `ToldStats`, null is Non
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from pathlib import Path
@@ -54,7 +55,7 @@ class MsprobeValues:
         self._tensors = tensors
         self._payload_numbers: dict[tuple[int, str], int] = {}
         self.payload_names: list[str] = []
-        self._leaves = Leaves(Value, Slot, ToldStats, _EMPTY, _USUAL)
+        self._leaves = Leaves(Value, _slot, ToldStats, _EMPTY, _USUAL)
 
     def short(self, file: JsonEntries, number: int, call: CallId) -> tuple[Value, ...] | None:
         """The values of a call whose entry is a usual one, with nothing in it but values; None for all others."""
@@ -230,6 +231,12 @@ class _Walk:
                 number = abs(float(number))
             numbers.append(int(number) if isinstance(number, bool) else number)
         return ToldStats(max(numel, 0), *numbers)
+
+
+@functools.lru_cache(1 << 14)
+def _slot(role: Role, path: _Place) -> Slot:
+    """The same object for the same slot, of whatever dump: two that are compared need no second look."""
+    return Slot(role, path)
 
 
 def _scalar(leaf: dict[str, Any], extra: dict[str, Any]) -> Any:
