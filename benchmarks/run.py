@@ -70,7 +70,7 @@ class Cost:
 
     @property
     def us_per_record(self) -> float:
-        return self.extra_cpu / self.records * 1e6
+        return self.extra_cpu / self.records * 1e6 if self.records else float("nan")
 
 
 class Worker:

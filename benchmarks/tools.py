@@ -118,4 +118,5 @@ CONFIGS = {
     ),
     "tensors": Config({"level": "op", "tensors": True}, {"task": "tensor", "level": "L1"}),
     "kernel": Config({"level": "kernel"}, None),
+    "overflow": Config({"level": "op", "overflows": -1, "sketch": False}, None),
 }

@@ -34,6 +34,7 @@ class CaptureConfig:
     checksum          CRC-32 of every tensor's bytes
     sketch            256 floats per tensor from which two captures tell a relative error without the tensors
     reuse             measure a value once while torch says that nobody wrote to it
+    overflows         keep only calls that overflow, with their tensors, and end the program at this one; -1: never end it
     queue_mb          memory for payloads that wait for the disk
     overwrite         replace an earlier capture in the same folder
     """
@@ -56,6 +57,7 @@ class CaptureConfig:
     sketch: bool = True
     stacks: bool = True
     reuse: bool = True
+    overflows: int | None = None
     queue_mb: int = 64
     overwrite: bool = False
 
@@ -209,6 +211,12 @@ def _megabytes(value: Any) -> int:
     return value
 
 
+def _limit(value: Any) -> int:
+    if type(value) is not int or (value < 1 and value != -1):
+        raise ValueError("must be a whole number from 1 on, or -1 for no end")
+    return value
+
+
 _READERS: dict[str, Any] = {
     "path": _text,
     "level": _level,
@@ -222,6 +230,7 @@ _READERS: dict[str, Any] = {
     "backward_input": _paths,
     "phases": _choices(_PHASES),
     "roles": _choices(_ROLES),
+    "overflows": _limit,
     "queue_mb": _megabytes,
     **{name: _flag for name in ("statistics", "tensors", "checksum", "sketch", "stacks", "reuse", "overwrite")},
 }

@@ -4,6 +4,7 @@ UlpscopeError
 ├── ConfigError    the options or the configuration file are wrong (exit code 2)
 ├── CaptureError   a capture was asked for that cannot be made (exit code 2)
 │   └── FolderTakenError
+├── OverflowStop   as many calls overflowed as were to end the program (exit code 1)
 └── DumpError      a dump cannot be read, or does not hold what was asked (exit code 3)
 
 A message says what is wrong, shows the value and says what to do.
@@ -43,6 +44,10 @@ class CaptureError(UlpscopeError):
 
 class FolderTakenError(CaptureError):
     """The folder for a dump exists already."""
+
+
+class OverflowStop(UlpscopeError):
+    """The program is ended because as many calls overflowed as were allowed."""
 
 
 class DumpError(UlpscopeError):

@@ -144,6 +144,8 @@ def _kernel(operator: Any, *args: Any, **kwargs: Any) -> Any:
         wrong = _faults.get(schema.name)
         before = _DUMP.bytes_of((args, kwargs)) if _DUMP.wants("input") else b""
         result = true(*args, **kwargs) if wrong is None else _wrong(schema, wrong, true, args, kwargs)
+        if _saturation and not schema.name.startswith(_NO_KERNEL):
+            _saturate(result)
         if not schema.name.startswith(_NO_KERNEL):
             _DUMP.write(schema.name, before, result)
         return tree_map(aliases.device, result)
@@ -167,6 +169,32 @@ def _wrong(schema: Any, wrong: Callable[..., Any], true: Any, args: Any, kwargs:
         if given[name] is not value:
             aten.copy_(given[name], value)
     return given[writes[0]] if len(writes) == 1 else tuple(given[name] for name in writes)
+
+
+# --- the overflow flag ----------------------------------------------------------------------------------------------
+
+_saturation: list[bool] = []  # empty on a chip in inf/nan mode; else the flag
+
+
+def saturate() -> None:
+    """From now on the device has no inf and no nan: an overflow leaves the largest number and raises the flag."""
+    _saturation[:] = [False]
+
+
+def _saturate(result: Any) -> None:
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(aten.all(aten.isfinite(leaf))):
+            largest = torch.finfo(leaf.dtype).max
+            aten.copy_(leaf, aten.nan_to_num(leaf, 0.0, largest, -largest))
+            _saturation[:] = [True]
+
+
+def _flag_module() -> types.ModuleType:
+    module = types.ModuleType("torch_npu.npu.utils")
+    module.is_support_inf_nan = lambda: not _saturation
+    module.get_npu_overflow_flag = lambda: bool(_saturation and _saturation[0])
+    module.clear_npu_overflow_flag = lambda: _saturation.__setitem__(slice(None), [False]) if _saturation else None
+    return module
 
 
 # --- the vendor's kernel dump -------------------------------------------------------------------------------------
@@ -316,6 +344,7 @@ def _device_module() -> types.ModuleType:
     }.items():
         setattr(module, name, function)
     module.dump_calls = _DUMP.calls
+    module.utils = _flag_module()
     return module
 
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
+from ulpscope.capture.sieve import OverflowSieve
 from ulpscope.capture.surroundings import surroundings
 from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.config import CaptureConfig, capture_config
@@ -35,6 +36,8 @@ from ulpscope.dtypes import DType
 from ulpscope.errors import CaptureError, FolderTakenError, UlpscopeError
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import devices, npu, probe
+from ulpscope.frameworks.torch.finiteness import TorchFiniteness
+from ulpscope.frameworks.torch.overflow_flag import overflow_flag
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.naming import SAVED, call_text
 from ulpscope.records import CallId, Phase, Role
@@ -80,7 +83,7 @@ class Capture:
         config = self.config
         self._pid = os.getpid()
         self._selection = Selection(config)
-        self._writer = DumpWriter(payload_bytes=config.queue_mb << 20 if config.tensors else 0)
+        self._writer = DumpWriter(payload_bytes=config.queue_mb << 20 if self._payloads else 0)
         self._writer.on_failure = self._on_failure
         self._recorder = Recorder(self._writer, self._selection, stacks=config.stacks, in_backward=probe.in_backward)
         self._recorder.measurer = probe.make_measurer(
@@ -88,11 +91,26 @@ class Capture:
             statistics=config.statistics,
             checksum=config.checksum,
             sketch=config.sketch and config.statistics,
-            payloads=config.tensors,
+            payloads=self._payloads,
             reuse=config.reuse,
         )
+        self.sieve = None if config.overflows is None else self._make_sieve(config.overflows)
         self._recorder.measurer.note = self._recorder.note
         self._probe: probe.TorchProbe | None = None
+
+    @property
+    def _payloads(self) -> bool:
+        return self.config.tensors or self.config.overflows is not None
+
+    def _make_sieve(self, limit: int) -> OverflowSieve:
+        finiteness, flag = TorchFiniteness(), overflow_flag()
+        return OverflowSieve(self._recorder, finiteness, limit=limit, flag=flag, finish=self._complete)
+
+    def _complete(self) -> None:
+        """Everything found so far is on disk as a dump that reads as complete."""
+        if self._writer.is_open:
+            self._writer.flush(self._manifest("complete"))
+            self._tell(finished=False)
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -205,7 +223,7 @@ class Capture:
             return
         if self._probe is None:
             self._probe = probe.TorchProbe(
-                self._recorder,
+                self.sieve or self._recorder,
                 self._recorder.measurer,  # type: ignore[arg-type]
                 level=self.config.level,
                 models=self._models,

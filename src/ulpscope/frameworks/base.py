@@ -83,7 +83,8 @@ class ThreadState:
 class Observer(Protocol):
     """The recorder, as a tap sees it."""
 
-    active: bool
+    @property
+    def active(self) -> bool: ...
 
     def state(self) -> ThreadState: ...
 

@@ -18,7 +18,7 @@ DEFAULT_CONFIG = Path(__file__).with_name("config.json")
 OWN_FOLDER = ".ulpscope"  # our own store of a run that is under way, or was killed
 LEVELS = {"L0": "module", "L1": "op", "L2": "kernel", "mix": "mix", "debug": "module"}
 TASKS = ("statistics", "tensor", "overflow_check", "free_benchmark", "run_ut")
-READY = ("statistics", "tensor")
+READY = ("statistics", "tensor", "overflow_check")
 _OLD_NAMES = {"acc_check": "run_ut"}
 Reader = Callable[[Any], Any]
 
@@ -60,7 +60,9 @@ class DebuggerConfig:
             "stacks": self.extra_info,
             "overwrite": True,
         }
-        if self.level == "L2":
+        if self.task == "overflow_check":
+            options["overflows"] = self.options.get("overflow_nums", 1)
+        elif self.level == "L2":
             options["below"] = (scope or names)[0]
             options["acl_config"] = self.acl_config or None
             options["backward_input"] = self.options.get("backward_input", ()) or None
@@ -148,8 +150,8 @@ def _together(values: Mapping[str, Any], task: str, options: Mapping[str, Any]) 
             problems.append("free_benchmark.if_preheat: handler_type 'fix' knows no preheating")
         if options.get("handler_type") == "fix" and options.get("fuzz_stage") == "backward":
             problems.append("free_benchmark.fuzz_stage: handler_type 'fix' works on forward only")
-    elif level == "L2":
-        if task != "tensor" and task != "overflow_check":
+    elif level == "L2" and task != "overflow_check":
+        if task != "tensor":
             problems.append(f"task = {task!r}: level L2 goes with task tensor")
         if len(scope or names) != 1:
             problems.append(f"{task}.scope: level L2 needs exactly one API name, such as Tensor.__mul__.10.forward")

@@ -13,6 +13,7 @@ from ulpscope.compat.msprobe.config import READY, DebuggerConfig, load_config
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.loader_watch import LoaderWatch
+from ulpscope.records import CallId
 from ulpscope.store import layout
 from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.reader import Dump
@@ -52,6 +53,8 @@ class PrecisionDebugger:
         self._capture = Capture(model=model, **config.capture_options())
         self._capture.on_dump = self._write
         self._capture.as_msprobe = True
+        if self._capture.sieve is not None:
+            self._capture.sieve.ending = self._ending
         self._written: dict[Path, int] = {}
         self._loader: LoaderWatch | None = None
         self._last = config.last_step
@@ -96,6 +99,11 @@ class PrecisionDebugger:
             self._loader.remove()
         self._capture.close()
         PrecisionDebugger._current = None
+
+    def _ending(self, found: list[CallId]) -> BaseException:
+        """What ends training at the last overflow that was allowed: the exception of msprobe, with what there is to see."""
+        times = f"{len(found)} time{'s'[: len(found) > 1]}"
+        return Exception(f"[msprobe] exit: [overflow {times}]: dump file is saved in {self.config.dump_path!r}.")
 
     def _next_batch(self, number: int) -> None:
         """A DataLoader is about to give batch `number`: that begins a step, and ends the one before."""

@@ -31,7 +31,8 @@ from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.reader import Dump
 
 LEVEL_NAMES = {ours: theirs for theirs, ours in LEVELS.items()}
-_TASKS = ("statistics", "tensor")
+_WITH_TENSORS = ("tensor", "overflow_check")
+_TASKS = ("statistics", *_WITH_TENSORS)
 _SUMMARY_MODES = ("statistics", "md5")
 _RESERVED = frozenset({"type", "dtype", "shape", "value", "requires_grad", "md5", "data_name", "error", "slot"})
 _RETURNS_NOTHING = frozenset({"__setitem__"})
@@ -81,12 +82,13 @@ class _Files:
         self._draft = draft
         self._folder = folder
         self._task = task
+        self._tensors = task in _WITH_TENSORS
         self._checksums = summary_mode == "md5"
         self._names: set[str] = set()
         self._first: dict[tuple[Any, ...], str] = {}
 
     def write(self, level: str) -> None:
-        if self._task == "tensor":
+        if self._tensors:
             (self._draft / layout.MSPROBE_TENSORS).mkdir(mode=0o750)
             (self._draft / layout.MSPROBE_TENSORS).chmod(0o750)
         ids = self._dump.ids()
@@ -100,7 +102,7 @@ class _Files:
         self._write_json("construct.json", {} if level == "L1" else _construct(self._dump))
 
     def _write_data(self, name: str, level: str, places: Iterable[int]) -> None:
-        tensors = str(self._folder / layout.MSPROBE_TENSORS) if self._task == "tensor" else None
+        tensors = str(self._folder / layout.MSPROBE_TENSORS) if self._tensors else None
         header = {"task": self._task, "level": level, "framework": "pytorch", "dump_data_dir": tensors}
         with self._new(name) as file:
             # Call after call: a dump may be larger than memory.
@@ -226,7 +228,7 @@ class _Files:
             leaf["requires_grad"] = value.requires_grad
         if self._checksums and value.checksum is not None:
             leaf["md5"] = f"{value.checksum:08x}"
-        if self._task == "tensor" and value.payload is not None:
+        if self._tensors and value.payload is not None:
             leaf["data_name"] = self._store(call.id, value, place)
         if value.error is not None:
             leaf["error"] = value.error

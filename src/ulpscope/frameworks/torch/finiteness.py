@@ -1,0 +1,126 @@
+"""Whether a tensor holds inf or nan, told as cheaply as possible: no call may cost more than reading its result once.
+
+A sum is finite only if every element is, and torch sums faster than anything else reads; a sum that is not finite proves
+nothing, as it may have overflowed itself, so the elements are counted then.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ulpscope import native
+from ulpscope.dtypes import DTYPES
+from ulpscope.frameworks.torch.summary import dense_form
+from ulpscope.frameworks.torch.tensors import Unrecordable
+
+FINITE, HAS_INF, HAS_NAN = 0, 1, 2
+_CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
+_SMALL = 1 << 14
+_COUNTS = struct.Struct("<3Q")
+_AT_COUNTS = int(native.ROW.fields["nan"][1]) if native.ROW.fields is not None else 0
+_ZEROS = bytes(_COUNTS.size)
+
+
+class TorchFiniteness:
+    """The question of one capture. Answers are bits: HAS_INF, HAS_NAN; what cannot be read counts as finite."""
+
+    def of(self, value: Any) -> int:
+        """What a leaf holds that is not finite."""
+        if isinstance(value, Tensor):
+            if not (value.dtype.is_floating_point or value.dtype.is_complex):
+                return FINITE
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+                try:
+                    return _in_tensor(value)
+                except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+                    return FINITE
+        return _in_scalar(value)
+
+    def copy(self, value: Any) -> Any:
+        """The same leaf with memory of its own."""
+        if not isinstance(value, Tensor):
+            return value
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+            try:
+                return value.detach().clone()
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                return Unrecordable("torch.Tensor", f"overwritten by the call: {error}"[:200])
+
+    def alias(self, value: Any) -> Any:
+        """Another tensor with the same memory."""
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            return value
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            return value.detach()
+
+    def version(self, value: Any) -> int | None:
+        """Rises when somebody writes to a tensor; None where torch does not count."""
+        return value._version if isinstance(value, Tensor) and not value.is_inference() else None
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, Tensor)
+
+    def shares(self, value: Any, others: Iterable[Any]) -> bool:
+        """Whether a tensor lies in the memory of one of the others."""
+        with torch._C.DisableTorchFunction():
+            try:
+                place = value.untyped_storage().data_ptr()
+                return any(
+                    isinstance(other, Tensor) and other.untyped_storage().data_ptr() == place for other in others
+                )
+            except (RuntimeError, NotImplementedError):
+                return False
+
+
+def _in_tensor(value: Tensor) -> int:
+    if type(value) is not Tensor or value.layout is not torch.strided or not value.is_cpu:
+        dense, _ = _dense(value)
+        if dense is None:
+            return FINITE
+        value = dense
+    count = value.numel()
+    if not count:
+        return FINITE
+    if count > _SMALL or not value.is_cpu:
+        total = value.detach().sum()
+        if math.isfinite(total.real) and math.isfinite(total.imag) if total.is_complex() else math.isfinite(total):
+            return FINITE
+    code = _CODES.get(value.dtype)
+    if code is None or not value.is_cpu or value.is_neg() or value.is_conj():
+        return (HAS_NAN if bool(value.isnan().any()) else 0) | (HAS_INF if bool(value.isinf().any()) else 0)
+    stride = None if value.is_contiguous() else tuple(value.stride())
+    row = native.measure(value.data_ptr(), code, tuple(value.shape), stride, native.STATS, 0, 0, 0)
+    counts = row[_AT_COUNTS : _AT_COUNTS + _COUNTS.size]
+    if counts == _ZEROS:
+        return FINITE
+    nan, above, below = _COUNTS.unpack(counts)
+    return (HAS_NAN if nan else 0) | (HAS_INF if above or below else 0)
+
+
+def _dense(value: Tensor) -> tuple[Tensor | None, Any]:
+    """Memory that torch can sum: of a device it is left where it is, of an odd tensor a plain one stands for it."""
+    plain = type(value) is torch.nn.Parameter or type(value) is Tensor
+    if plain and value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return (None if value.is_meta else value.detach()), None
+    dense, extra = dense_form(value)
+    return (dense if isinstance(dense, Tensor) else None), extra
+
+
+def _in_scalar(value: Any) -> int:
+    kind = type(value)
+    if kind is float:
+        return HAS_NAN if value != value else HAS_INF if math.isinf(value) else FINITE
+    if kind is complex:
+        return _in_scalar(value.real) | _in_scalar(value.imag)
+    if kind is list or kind is tuple:
+        found = FINITE
+        for item in value:
+            found |= _in_scalar(item)
+        return found
+    return FINITE

@@ -1,0 +1,42 @@
+"""What an overflow that was recorded means: must the result overflow in its dtype, or did only this device's overflow?"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ulpscope.frameworks.torch.recorded_api import Unrepeatable, overflows_wide
+from ulpscope.records import CallRecord, Frame
+from ulpscope.store.reader import Dump
+
+
+class Nature(enum.Enum):
+    """Normal: float64 on the same inputs does not fit into the dtype either. Abnormal: it does."""
+
+    NORMAL = "normal"
+    ABNORMAL = "abnormal"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """One call that was given finite values and returned others. `reason` says why its nature is unknown."""
+
+    call: CallRecord
+    step: int
+    rank: int
+    source: Frame | None
+    nature: Nature
+    reason: str = ""
+
+
+def overflow_of(dump: Dump, call: CallRecord) -> Overflow:
+    """A recorded overflow with its place in the program and its nature."""
+    frames = dump.stack(call)
+    source = next((frame for frame in frames if not frame.library), frames[0] if frames else None)
+    nature, reason = Nature.UNKNOWN, ""
+    try:
+        nature = Nature.NORMAL if overflows_wide(call, dump.load_bits) else Nature.ABNORMAL
+    except Unrepeatable as error:
+        reason = str(error)
+    return Overflow(call, dump.manifest.step, dump.manifest.rank, source, nature, reason)

@@ -1,0 +1,73 @@
+"""Overflows as text: who made the first value that is not finite, from what, and where it stands in the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ulpscope.naming import call_text, slot_text
+from ulpscope.records import CallRecord, Frame, Value
+
+_MEANING = {
+    "normal": "normal: computed in float64, the result does not fit into its dtype either",
+    "abnormal": "abnormal: computed in float64, the result fits into its dtype; the kernel overflows on its way",
+}
+
+
+def overflow_lines(
+    call: CallRecord, *, step: int, rank: int, ranks: int, source: Frame | None, nature: str, reason: str
+) -> list[str]:
+    """One overflow in a few lines."""
+    where = f"step {step}" + (f", rank {rank}" if ranks > 1 else "")
+    lines = [f"{call_text(call.id)}  overflows  ({where})"]
+    lines += [f"  {slot_text(value.slot)}  {_shown(value)}" for value in call.values if value.is_tensor]
+    if call.module:
+        lines.append(f"  in module {call.module}")
+    if source is not None:
+        lines.append(f"  at {source.file}:{source.line} in {source.function}: {source.text}")
+    lines.append("  " + _MEANING.get(nature, f"normal or abnormal is not known: {reason}"))
+    return lines
+
+
+def overflow_json(
+    call: CallRecord, *, step: int, rank: int, source: Frame | None, nature: str, reason: str
+) -> dict[str, Any]:
+    """One overflow as plain JSON; numbers that are not finite as text."""
+    return {
+        "call": call_text(call.id),
+        "step": step,
+        "rank": rank,
+        "module": call.module,
+        "source": None if source is None else {"file": source.file, "line": source.line, "text": source.text},
+        "nature": nature,
+        "reason": reason,
+        "values": [
+            {"slot": slot_text(value.slot), "dtype": value.dtype, "shape": value.shape, **_counts(value)}
+            for value in call.values
+            if value.is_tensor
+        ],
+    }
+
+
+def summary_line(count: int, notes: Sequence[str]) -> str:
+    """The answer in one line."""
+    if count:
+        return f"{count} call{'s'[: count > 1]} overflowed"
+    return "no call overflowed" + (f"; {'; '.join(notes)}" if notes else "")
+
+
+def _shown(value: Value) -> str:
+    shape = "x".join(map(str, value.shape or ())) or "scalar"
+    head = f"{(value.dtype or '').removeprefix('torch.')} {shape}"
+    if value.stats is None:
+        return f"{head}  {value.error or 'not measured'}"
+    counts = ", ".join(f"{count} {name}" for name, count in _counts(value).items() if count)
+    size = f"min {value.stats.finite_min:.6g}, max {value.stats.finite_max:.6g}"
+    return f"{head}  {f'{counts}; finite: ' if counts else ''}{size}"
+
+
+def _counts(value: Value) -> dict[str, int]:
+    stats = value.stats
+    if stats is None:
+        return {}
+    return {"nan": stats.nan_count, "inf": stats.posinf_count, "-inf": stats.neginf_count}

@@ -1,0 +1,284 @@
+"""Calls that overflow: each is found where it happens, with its data; a run without one is left alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ulpscope
+from device.fakenpu import run as run_on_npu
+from integration.runs import LEVELS, assert_same, run_bare, run_captured
+from integration.test_models_unchanged import PROGRAMS
+from ulpscope.errors import OverflowStop
+from ulpscope.naming import call_text, slot_text
+
+HALF = torch.float16
+
+
+def found(folder: Path, step: int = 0) -> list[str]:
+    return [call_text(call.id) for call in ulpscope.open_dump(folder, step=step).calls()]
+
+
+def check(folder: Path, program: Callable[[], Any], *, level: str = "op", overflows: int = -1) -> list[str]:
+    with ulpscope.capture(folder, level=level, overflows=overflows):
+        program()
+    return found(folder)
+
+
+def large() -> Tensor:
+    return torch.ones(3, dtype=HALF) * 60000
+
+
+# --- what counts --------------------------------------------------------------------------------------------------
+
+
+def test_the_call_that_makes_the_first_inf_is_kept_and_those_that_pass_it_on_are_not(tmp_path: Path) -> None:
+    assert check(tmp_path, lambda: ((large() * 2) + 1).log()) == ["Tensor.__mul__.1.forward"]
+
+
+def test_inputs_and_outputs_are_kept_to_the_bit(tmp_path: Path) -> None:
+    check(tmp_path, lambda: large() * torch.full((3,), 2, dtype=HALF))
+    dump = ulpscope.open_dump(tmp_path)
+    (call,) = dump.calls()
+    held = {slot_text(value.slot): dump.load(value).tolist() for value in call.values}
+    assert held == {"input.0": [60000] * 3, "input.1": [2] * 3, "output.0": [np.inf] * 3}
+    assert dump.stack(call)[0].function.endswith("<lambda>")
+
+
+def test_an_in_place_call_is_kept_with_what_was_there_before(tmp_path: Path) -> None:
+    check(tmp_path, lambda: large().mul_(2))
+    dump = ulpscope.open_dump(tmp_path)
+    (call,) = dump.calls()
+    assert call_text(call.id) == "Tensor.mul_.0.forward"
+    assert [dump.load(value).tolist() for value in call.values if value.is_tensor] == [[60000] * 3, [np.inf] * 3]
+
+
+def test_a_functional_asked_to_work_in_place_is_kept_with_what_was_there_before(tmp_path: Path) -> None:
+    check(tmp_path, lambda: F.elu(torch.full((2,), 60000.0, dtype=HALF), alpha=1.0, inplace=True).mul(2))
+    assert found(tmp_path) == ["Tensor.mul.0.forward"]
+    check(tmp_path / "leaky", lambda: F.leaky_relu(-large(), 2.0, inplace=True))
+    dump = ulpscope.open_dump(tmp_path / "leaky")
+    (call,) = dump.calls()
+    assert dump.load(call.values[0]).tolist() == [-60000] * 3
+
+
+def test_gradients_that_overflow_are_found_in_the_backward_call(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.zeros(3, requires_grad=True)
+        x.sqrt().sum().backward()
+
+    assert check(tmp_path, program) == ["Tensor.sqrt.0.backward"]
+
+
+def test_the_backward_of_a_call_that_had_overflowed_is_not_accused_again(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.zeros(3, requires_grad=True)
+        torch.where(x > 0, 1 / x, x).sum().backward()
+
+    assert check(tmp_path, program) == ["Tensor.__rdiv__.0.forward"]
+
+
+def test_the_logarithm_of_0_is_no_overflow_but_the_nan_that_comes_of_it_is(tmp_path: Path) -> None:
+    x = torch.zeros(3)
+    assert check(tmp_path / "masked", lambda: torch.where(x > 0, x.log(), 0)) == []
+    assert check(tmp_path / "used", lambda: x.log() - x.log()) == ["Tensor.__sub__.0.forward"]
+    x.requires_grad_()
+    assert check(tmp_path / "gradient", lambda: torch.where(x > 0, x.log(), 0.0).sum().backward()) == [
+        "Tensor.log.0.backward"
+    ]
+
+
+@pytest.mark.parametrize(("level", "name"), [
+    ("module", "Module.Square.0.forward"),
+    ("op", "Tensor.__mul__.1.forward"),
+    ("mix", "Tensor.__mul__.1.forward"),
+    ("kernel", "Aten.mul.Tensor.1.forward"),
+])  # fmt: skip
+def test_the_innermost_call_of_every_level_is_named_once(tmp_path: Path, level: str, name: str) -> None:
+    class Square(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x
+
+    model = nn.Sequential(nn.Identity(), Square())
+    with ulpscope.capture(tmp_path, model=model, level=level, overflows=-1):
+        model(large())
+    (only,) = found(tmp_path)
+    assert only == (name if level != "module" else "Module.1.Square.forward.0")
+
+
+def test_nan_made_of_infinities_that_were_put_there_on_purpose_is_found(tmp_path: Path) -> None:
+    def program() -> None:
+        scores = torch.zeros(2, 2).masked_fill(torch.ones(2, 2, dtype=torch.bool), -torch.inf)
+        scores.softmax(-1)
+
+    assert check(tmp_path, program) == ["Tensor.softmax.0.forward"]
+
+
+def clean_masks() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    mask = torch.full((4, 4), -torch.inf).triu(1)
+    ((x + mask).softmax(-1) @ x).sum().backward()
+    x.detach().masked_fill(mask.bool(), -torch.inf).amax()
+    torch.tensor([1.0, torch.inf])
+    torch.where(mask.bool(), -torch.inf, 0.0)
+
+
+def clean_memory() -> None:
+    for _ in range(4):
+        buffer = torch.empty(1000)
+        buffer.view(torch.int32).fill_(-1)  # nan, as far as anybody can tell
+        again = torch.empty(1000)
+        again[:3] = 1
+        again.copy_(torch.ones(1000))
+    torch.full((3,), -1, dtype=torch.int32).view(torch.float32)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("program", [clean_masks, clean_memory])
+def test_a_clean_program_is_not_accused(tmp_path: Path, program: Callable[[], None], level: str) -> None:
+    assert check(tmp_path, program, level=level) == []
+
+
+def test_data_that_came_in_with_nan_is_told_and_nobody_is_accused(tmp_path: Path) -> None:
+    data = torch.tensor([1.0, torch.nan])
+    assert check(tmp_path, lambda: data * 2) == []
+    (note,) = ulpscope.open_dump(tmp_path).manifest.notes
+    assert note == "Tensor.__mul__.0.forward was given values that are not finite, and no recorded call had made them"
+
+
+# --- the end of a program -----------------------------------------------------------------------------------------
+
+
+def test_the_program_ends_at_the_overflow_that_was_asked_for(tmp_path: Path) -> None:
+    done: list[int] = []
+    ending = pytest.raises(OverflowStop, match=r"overflow 2 times.*Tensor\.exp\.1\.forward")
+    with ending, ulpscope.capture(tmp_path, overflows=2):
+        for number in range(5):
+            done.append(number)
+            (torch.ones(1) * 100).exp()
+    assert done == [0, 1, 2]
+    assert found(tmp_path) == ["Tensor.exp.0.forward", "Tensor.exp.1.forward"]
+
+
+def test_overflows_are_counted_over_steps(tmp_path: Path) -> None:
+    with pytest.raises(OverflowStop), ulpscope.capture(tmp_path, overflows=2) as capture:
+        for _ in range(5):
+            (torch.ones(1) * 100).exp()
+            capture.step()
+    assert [found(tmp_path, step) for step in (0, 1)] == [["Tensor.exp.0.forward"]] * 2
+
+
+def test_torch_is_untouched_after_the_exception(tmp_path: Path) -> None:
+    call = nn.Module.__call__.__code__
+    with pytest.raises(OverflowStop), ulpscope.capture(tmp_path, overflows=1):
+        x = torch.zeros(2, requires_grad=True)
+        (x.sqrt().sum() + (x * 2).sum()).backward()
+        x + 1
+    assert nn.Module.__call__.__code__ is call
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("level", ["op", "mix"])
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_run_is_not_changed_and_not_accused(tmp_path: Path, name: str, level: str) -> None:
+    assert_same(run_bare(PROGRAMS[name]), run_captured(PROGRAMS[name], tmp_path, level, overflows=-1))
+    # This one makes its gradients overflow, so that the scaler skips a step.
+    steps = [found(tmp_path, step) for step in range(3)]
+    if name == "grad_scaler":
+        (inside,) = steps[1]
+        assert inside in ("Functional.linear.1.backward", "Module.2.Linear.backward.0")
+        steps[1] = []
+    assert steps == [[], [], []]
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+TRAIN = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(inplace=True), torch.nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    optimizer.zero_grad()
+    y = model(torch.randn(3, 4))
+    if "overflow" in sys.argv and step == 1:
+        y = y + (y.half() * 60000 * 60000).float()
+    y.square().sum().backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ulpscope", "check", "overflow", *map(str, words)], capture_output=True, text=True
+    )
+
+
+def test_the_command_prints_the_producer_with_its_line(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(TRAIN)
+    done = command("-o", tmp_path / "kept", "--", sys.executable, program, "overflow")
+    assert done.returncode == 1
+    assert "Tensor.__mul__.1.forward  overflows  (step 1)" in done.stdout
+    assert f"at {program}:10 in <module>: y = y + (y.half() * 60000 * 60000).float()" in done.stdout
+    assert "normal: computed in float64" in done.stdout
+    assert "trained" not in done.stderr
+    again = command("--format", "json", tmp_path / "kept")
+    assert again.returncode == 1
+    (told,) = json.loads(again.stdout)["overflows"]
+    assert (told["call"], told["nature"]) == ("Tensor.__mul__.1.forward", "normal")
+
+
+def test_the_command_exits_with_0_for_a_clean_program_and_does_not_end_it(tmp_path: Path) -> None:
+    done = command("--", sys.executable, "-c", TRAIN)
+    assert (done.returncode, done.stdout) == (0, "no call overflowed\n")
+    assert "trained" in done.stderr
+
+
+def test_the_command_says_what_it_needs() -> None:
+    assert "needs a command behind --" in command().stderr
+    assert "no check 'overflw'. Did you mean 'overflow'?" in subprocess.run(
+        [sys.executable, "-m", "ulpscope", "check", "overflw"], capture_output=True, text=True
+    ).stderr  # fmt: skip
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+ON_NPU = """
+import json, sys, fakenpu, torch, ulpscope
+from ulpscope.naming import call_text
+from ulpscope.replay.overflow import overflow_of
+"""
+
+
+def test_an_abnormal_overflow_is_one_that_float64_does_not_have(tmp_path: Path) -> None:
+    program = ON_NPU + (
+        "x = torch.ones(2, 2).npu()\n"
+        "with fakenpu.fault('aten::mm', lambda kernel, *args: kernel(*args) * torch.inf):\n"
+        "    with ulpscope.capture(sys.argv[1], overflows=-1): (x @ x) + 1\n"
+        "dump = ulpscope.open_dump(sys.argv[1])\n"
+        "print(json.dumps([[call_text(call.id), overflow_of(dump, call).nature.value] for call in dump.calls()]))"
+    )
+    assert run_on_npu(program, tmp_path) == [["Tensor.__matmul__.0.forward", "abnormal"]]
+
+
+def test_the_flag_of_a_saturating_device_tells_where_no_value_does(tmp_path: Path) -> None:
+    program = ON_NPU + (
+        "fakenpu.saturate()\n"
+        "x = torch.full((2, 2), 60000.0, dtype=torch.float16).npu()\n"
+        "with ulpscope.capture(sys.argv[1], overflows=-1): y = x + 1; z = x * 2; w = z - 1\n"
+        "print(json.dumps([[call_text(call.id) for call in ulpscope.open_dump(sys.argv[1]).calls()], z.cpu().tolist()]))"
+    )
+    assert run_on_npu(program, tmp_path) == [["Tensor.__mul__.0.forward"], [[65504.0] * 2] * 2]
