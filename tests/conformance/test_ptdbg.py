@@ -422,6 +422,38 @@ def test_000_044_an_npu_is_seeded(tmp_path: Path) -> None:
     assert seeds == [*CUDA_SEEDS, ["npu.manual_seed", 7], ["npu.manual_seed_all", 7]]
 
 
+AGAIN = """
+from ptdbg_ascend import *
+import json, pathlib
+model = Net()
+set_dump_path("./dump_path")
+register_hook(model, acc_cmp_dump)
+sizes = []
+for iteration in range(3):
+    set_dump_switch("ON", mode="api_stack")
+    train(model)
+    set_dump_switch("OFF")
+    torch.sin(torch.ones(2))
+    sizes.append(len(open("dump_path/ptdbg_dump_v2.0/rank0/api_stack_dump.pkl").readlines()))
+    held = [path.name for path in pathlib.Path("dump_path/.ulpscope").rglob("*") if path.suffix != ".ring"]
+print(json.dumps([sizes, held]))
+"""
+
+
+def test_000_030_054_the_iterations_of_a_loop_are_added_to_one_file(tmp_path: Path) -> None:
+    sizes, held = json.loads(run(tmp_path, AGAIN).stdout)
+    assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
+    assert held == []
+    dump = open_dump(tmp_path / "dump_path")
+    found = [call_text(call) for call in dump.ids()]
+    assert len(set(found)) == len(found) and not any("sin" in name for name in found)
+    assert [name for name in found if name.startswith("Functional.conv2d") and "forward" in name] == [
+        f"Functional.conv2d.{number}.forward" for number in range(6)
+    ]
+    assert {f"Functional.conv2d.{number}.backward" for number in range(6)} <= set(found)
+    assert all(value.payload is not None for call in dump.calls() for value in call.values if value.is_tensor)
+
+
 def test_000_048_a_second_dump_into_the_same_folder_replaces_the_first(tmp_path: Path) -> None:
     program = """
 from ptdbg_ascend import *

@@ -167,6 +167,22 @@ def test_000_122_124_zeros_give_nan_and_inf(tmp_path: Path) -> None:
     assert (row["Cosine"], row["MaxRelativeErr"], row["MaxAbsErr"]) == ("Nan", "inf", "4.0")
 
 
+def test_000_113_numbers_that_are_no_tensors_show_their_error(tmp_path: Path) -> None:
+    def eps(value: Any) -> list[Any]:
+        kind = type(value).__name__
+        return ["Torch_norm_1_forward_input.2", 0, [], f"<class '{kind}'>", "[]", [value] * 4]
+
+    for number, (ours, theirs, error) in enumerate([(1e-6, 1e-5, 9e-6), (3, 3, 0.0), (True, False, 1.0)]):
+        folder = tmp_path / str(number)
+        npu, bench = (
+            dumped(folder / name, {}, more=(eps(value),)) for name, value in (("npu", ours), ("bench", theirs))
+        )
+        compare(param(npu, bench), str(folder))
+        (row,) = result(folder)
+        assert float(row["MaxAbsErr"]) == pytest.approx(error)
+        assert row["Err_message"].startswith("This is type of 0-d tensor")
+
+
 def test_000_117_names_that_differ_in_the_number_match_when_asked(tmp_path: Path) -> None:
     npu, bench = {"Torch_norm_3_forward_output": GOOD}, {"Torch_norm_1_forward_output": GOOD}
     (row,) = compared(tmp_path / "exact", npu, bench)

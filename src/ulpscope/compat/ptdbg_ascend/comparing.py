@@ -19,10 +19,12 @@ from ulpscope.analyze.advice import NOT_ACCURATE, Suspect, first_suspect
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
+from ulpscope.compare.rules import relative_error
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
 from ulpscope.errors import did_you_mean
 from ulpscope.report import legacy
 from ulpscope.report.csv import write_csv
+from ulpscope.report.legacy_cells import ZERO_D
 from ulpscope.report.pkl_rows import older_names
 from ulpscope.report.table import Row, replacing
 from ulpscope.store.formats.pkl_lines import is_ptdbg
@@ -36,6 +38,7 @@ _OPTIONS = ("stack_mode", "auto_analyze", "fuzzy_match", _PRINT_LOG)
 _WORDS = {"True": True, "False": False}  # compare_data.py has the stack_mode as a text
 _WITH_STACKS = "api_stack_"
 _RANK = re.compile(r"rank(\d+)")
+_DTYPE = "NPU Tensor Dtype"
 _VERDICT = "Accuracy Reached or Not"
 _FAILED = "Compare failed. Please check the arguments and do it again!"
 _TURN_ON = "The current file contains stack information, please turn on the stack_mode"
@@ -198,8 +201,10 @@ def _write(npu: _Side, bench: _Side, wanted: _Wanted, folder: Path, *, label: st
     options = Options(align=Align.FUZZY if wanted.fuzzy else Align.NAME, elements=whole)
     spelling = _Spelling(reference, target)
     calls = spelling.watching(compare_dumps(reference, target, options))
-    made = legacy.rows(calls, table, reference=reference, target=target, stacks=wanted.stacks)
     header = table.header(stacks=wanted.stacks)
+    made = legacy.rows(calls, table, reference=reference, target=target, stacks=wanted.stacks)
+    if whole:
+        made = _with_plain_numbers(made, header)
     if whole and wanted.print_log:
         made = _printing(made, header, spelling)
     first = _First(header, spelling)
@@ -243,6 +248,25 @@ class _Spelling:
         for (ours, theirs, *cells), colour in rows:
             reference, target = self._names
             yield (target.get(str(ours), ours), reference.get(str(theirs), theirs), *cells), colour
+
+
+def _with_plain_numbers(rows: Iterable[Row], header: Sequence[str]) -> Iterator[Row]:
+    """Arguments that are plain numbers have arrays in the tool's dumps, and so their errors in its table."""
+    npu, bench = header.index("NPU max"), header.index("Bench max")
+    first, message = header.index("MaxAbsErr"), header.index("Err_message")
+    for cells, colour in rows:
+        theirs, ours = _WORDS.get(str(cells[bench]), cells[bench]), _WORDS.get(str(cells[npu]), cells[npu])
+        if (
+            str(cells[header.index(_DTYPE)]).startswith("<class")
+            and isinstance(ours, int | float)
+            and isinstance(theirs, int | float)
+        ):
+            changed = list(cells)
+            changed[first : first + 2] = abs(ours - theirs), relative_error(theirs, ours)
+            changed[message] = ZERO_D
+            yield changed, colour
+        else:
+            yield cells, colour
 
 
 class _First:

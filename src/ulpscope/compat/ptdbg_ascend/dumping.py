@@ -17,9 +17,10 @@ from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Switch
 from ulpscope.config import read_config_file
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import npu
+from ulpscope.records import Phase
 from ulpscope.report.table import replacing
 from ulpscope.store.formats.pkl_names import call_name
-from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
+from ulpscope.store.formats.ptdbg_writer import Api, append_ptdbg, ptdbg_folder, write_ptdbg
 from ulpscope.store.reader import Dump
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ class Dumping:
 
     current: Dumping | None = None
 
-    def __init__(self, target: Target, switch: Switch, *, model: Any = None, rank: int | None = None) -> None:
+    def __init__(
+        self, target: Target, switch: Switch, *, model: Any = None, rank: int | None = None, adds: bool = False
+    ) -> None:
         if Dumping.current is not None:
             Dumping.current.close()
         self.switch = switch
@@ -97,8 +100,17 @@ class Dumping:
         self.capture.on_dump = self._write
         self.capture.as_msprobe = True
         self._written: dict[Path, int] = {}
+        # Without steps, stretches go into one file; written anew for each, a long training would never end.
+        self._adds = adds and switch.whole
+        self._earlier: dict[Api, int] = {}
         Dumping.current = self
         atexit.register(self.close)
+
+    def pause(self) -> None:
+        """Ends a stretch; its files are written. One that follows is added to them where calls can be counted on."""
+        self.capture.stop()
+        if self._adds:
+            self.capture.step()
 
     def close(self) -> None:
         """Ends it; its files are written. Called at exit too."""
@@ -111,6 +123,8 @@ class Dumping:
 
     def _write(self, folder: Path, finished: bool) -> None:
         """Writes the tool's files from ours, each time as a whole; ours go when the step is over."""
+        if self._adds and not finished:
+            return
         dump = Dump(folder)
         if self._written.get(folder) != len(dump) and not self._by_vendor:
             self._write_files(dump)
@@ -123,23 +137,43 @@ class Dumping:
     def _write_files(self, dump: Dump) -> None:
         target, switch, told = self._target, self.switch, dump.manifest
         step = told.step if target.steps else None
-        path = write_ptdbg(
-            dump,
-            ptdbg_folder(target.root, rank=told.rank, step=step, tag=target.tag),
-            mode=switch.mode,
-            arrays=switch.arrays,
-            floats_only=switch.floats_only,
-            places=switch.chosen([call_name(dump, call) for call in dump.ids()]),
-        )
-        if switch.mode in _COMPARED:
-            whole = path.absolute()
-            script = _SCRIPT.format(
-                pkl=json.dumps(str(whole)),
-                data=json.dumps(str(whole.with_suffix(""))),
-                stacks=switch.mode == "api_stack",
+        folder = ptdbg_folder(target.root, rank=told.rank, step=step, tag=target.tag)
+        if self._earlier:
+            append_ptdbg(
+                dump,
+                folder,
+                mode=switch.mode,
+                arrays=switch.arrays,
+                floats_only=switch.floats_only,
+                earlier=self._earlier,
             )
-            with replacing(path.with_name("compare_data.py")) as draft:
-                draft.write_text(script, encoding="utf-8")
+        else:
+            path = write_ptdbg(
+                dump,
+                folder,
+                mode=switch.mode,
+                arrays=switch.arrays,
+                floats_only=switch.floats_only,
+                places=switch.chosen([call_name(dump, call) for call in dump.ids()]),
+            )
+            if switch.mode in _COMPARED:
+                _write_script(path.absolute(), switch.mode)
+        if self._adds:
+            before = dict(self._earlier)
+            for call in dump.ids():
+                if call.phase is Phase.FORWARD:
+                    api = (call.kind, call.name)
+                    self._earlier[api] = max(self._earlier.get(api, 0), before.get(api, 0) + call.index + 1)
+
+
+def _write_script(path: Path, mode: str) -> None:
+    script = _SCRIPT.format(
+        pkl=json.dumps(str(path)),
+        data=json.dumps(str(path.with_suffix(""))),
+        stacks=mode == "api_stack",
+    )
+    with replacing(path.with_name("compare_data.py")) as draft:
+        draft.write_text(script, encoding="utf-8")
 
 
 def acl_root(acl_config: str) -> Path:

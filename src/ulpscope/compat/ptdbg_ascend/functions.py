@@ -71,12 +71,12 @@ class _Session:
                 return  # set_backward_input comes after the switch in the manual
             switch = dataclasses.replace(switch, acl_config=self.acl_config, backward_input=self.backward_input)
         if self.dumping is None or self.dumping is not Dumping.current or self.dumping.switch != switch:
-            self.dumping = Dumping(self._target(switch), switch, model=self.model, rank=self.rank)
+            self.dumping = Dumping(self._target(switch), switch, model=self.model, rank=self.rank, adds=True)
         self.dumping.capture.start()
 
     def end(self) -> None:
         if self.dumping is not None:
-            self.dumping.capture.stop()
+            self.dumping.pause()
 
     def _target(self, switch: Switch) -> Target:
         if self.root is None and switch.acl_config is not None:

@@ -47,6 +47,11 @@ class Switch:
     def arrays(self) -> bool:
         return not self.summary_only and self.mode != "stack"
 
+    @property
+    def whole(self) -> bool:
+        """Whether every forward call is wanted, so that calls can be counted by what was recorded."""
+        return self.mode in ("all", "api_stack") and ("backward" not in self.parts or "forward" in self.parts)
+
     def capture_options(self) -> dict[str, Any]:
         """The same as options of a capture, which may see more than is wanted."""
         options: dict[str, Any] = {

@@ -11,7 +11,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from ulpscope.store.formats.pkl_lines import STACK
 from ulpscope.store.formats.pkl_names import call_name, has_place, is_named_by_user, named_values
 from ulpscope.store.reader import Dump
 
+Api = tuple[str, str]
+"""Kind and name of calls."""
 VERSION = "2.0"  # of the manual whose layout this is: `ptdbg_dump_v2.0`
 _UNKNOWN = "Nan"
 _NO_STATISTICS: list[Any] = [[], [], [], _UNKNOWN]
@@ -75,8 +78,26 @@ def write_ptdbg(
     return path
 
 
-def _write(path: Path, rows: Iterator[list[Any]]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+def append_ptdbg(
+    dump: Dump,
+    folder: Path,
+    *,
+    mode: str = "all",
+    arrays: bool = True,
+    floats_only: bool = False,
+    earlier: Mapping[Api, int] | None = None,
+) -> None:
+    """Adds the calls of a dump to files that `write_ptdbg` wrote, counted on from the `earlier` calls of each name. Raises DumpError."""
+    name = "dump" if mode == "all" else f"{mode}_dump"
+    try:
+        lines = _Lines(dump, folder / name if arrays and mode != _STACKS_ONLY else None, mode, floats_only, earlier)
+        _write(folder / f"{name}.pkl", lines.rows(range(len(dump))), os.O_APPEND)
+    except OSError as error:
+        raise DumpError(f"cannot write {folder / name}.pkl: {error.strerror}; choose another folder") from error
+
+
+def _write(path: Path, rows: Iterator[list[Any]], how: int = os.O_CREAT | os.O_EXCL) -> None:
+    descriptor = os.open(path, os.O_WRONLY | how, 0o640)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
@@ -85,8 +106,16 @@ def _write(path: Path, rows: Iterator[list[Any]]) -> None:
 class _Lines:
     """The rows of a dump, and its arrays on the way."""
 
-    def __init__(self, dump: Dump, arrays: Path | None, mode: str, floats_only: bool) -> None:
+    def __init__(
+        self,
+        dump: Dump,
+        arrays: Path | None,
+        mode: str,
+        floats_only: bool,
+        earlier: Mapping[Api, int] | None = None,
+    ) -> None:
         self.arrays = arrays
+        self._earlier = earlier or {}
         self._dump = dump
         self._stacks = mode in (_STACKS_ONLY, _WITH_STACKS)
         self._values = mode != _STACKS_ONLY
@@ -99,7 +128,8 @@ class _Lines:
             if not has_place(ids[place]):
                 continue
             call = self._dump.nth(place)
-            name = call_name(self._dump, call.id)
+            index = call.id.index + self._earlier.get((call.id.kind, call.id.name), 0)
+            name = call_name(self._dump, replace(call.id, index=index))
             if self._values:
                 yield from self._value_rows(call, name)
             if self._stacks and call.stack is not None:
