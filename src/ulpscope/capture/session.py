@@ -274,6 +274,7 @@ class Capture:
     def _open_dump(self) -> None:
         self._recorder.before_first = None
         rank, _ = self._place()
+        _make_folder(self.path)
         if not self._claimed:
             self._copy = claim(self.path, rank, self._run, overwrite=self.config.overwrite)
             self._claimed = True
@@ -283,6 +284,7 @@ class Capture:
         self._recorder.measurer.begin_step()
         while True:
             folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
+            _make_folder(folder.parent)
             try:
                 self._writer.open(folder, self._manifest("open"))
                 break
@@ -416,6 +418,15 @@ def claim(run: Path, rank: int, token: str, *, overwrite: bool) -> int:
                 "or ask for it to be replaced (overwrite=True, --overwrite)"
             )
     return copies + 1
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise CaptureError(f"cannot write into {path}: it exists and is no folder; choose another") from None
+    except OSError as error:
+        raise CaptureError(f"cannot write into {path}: {error.strerror}; choose another folder") from error
 
 
 def _existing(run: Path) -> Iterator[layout.Place]:

@@ -10,11 +10,15 @@ from typing import Any
 
 def surroundings() -> dict[str, Any]:
     """Command, working folder, process and the commit of the working folder, for the manifest."""
+    try:
+        folder: Path | None = Path.cwd()
+    except OSError:  # it was deleted under the program, which may well go on
+        folder = None
     return {
-        "command": [sys.executable, *sys.argv],
-        "folder": str(Path.cwd()),
+        "command": [sys.executable, *map(str, getattr(sys, "argv", ()))],
+        "folder": None if folder is None else str(folder),
         "pid": os.getpid(),
-        "commit": commit_of(Path.cwd()),
+        "commit": None if folder is None else commit_of(folder),
     }
 
 

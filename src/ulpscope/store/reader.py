@@ -35,6 +35,7 @@ from ulpscope.store.tables import (
 )
 
 _STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
+_LOOKS = 3
 _UNANSWERED = "not measured: the process ended before its device had answered"
 
 
@@ -44,7 +45,8 @@ class Dump:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
-        tables = [_read_file(self.folder / name) for name in layout.TABLES]
+        # The writer fills them first to last; read last to first, what a row points to is there even while it writes.
+        tables = [_read_file(self.folder / name) for name in reversed(layout.TABLES)][::-1]
         self.recovered = _replay_journal(self.folder, tables)
         strings, measures, sketches, values, calls = tables
         self._lines = bytes(strings).split(b"\n")
@@ -288,14 +290,18 @@ class Dump:
         return dtype, data, shape
 
     def _payload_bytes(self, start: int, nbytes: int) -> memoryview:
-        stored = self._payload_file
         end = start + nbytes
-        if end <= len(stored):
-            return stored[start:end]
-        base, tail = self._payload_tail
-        if base <= len(stored) and end <= base + len(tail):
-            head = bytes(stored[start : min(end, base)])
-            return memoryview(head + tail[max(0, start - base) : end - base])
+        for _ in range(_LOOKS):
+            stored = self._payload_file
+            if end <= len(stored):
+                return stored[start:end]
+            base, tail = self._payload_tail
+            if base <= len(stored) and end <= base + len(tail):
+                head = bytes(stored[start : min(end, base)])
+                return memoryview(head + tail[max(0, start - base) : end - base])
+            # While the process is writing, bytes may have gone from the ring to the file between the two looks.
+            self.__dict__.pop("_payload_file")
+            self.__dict__.pop("_payload_tail")
         raise DumpError(f"{self.folder / layout.PAYLOAD} ends before byte {end}: the file is cut")
 
     @cached_property

@@ -123,15 +123,21 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def left_in(path: Path) -> tuple[int, bytes]:
-    """What a ring file still holds: the stream position of its first byte, and the bytes. Retries while it moves."""
+    """What a ring file still holds: the stream position of its first byte, and the bytes.
+
+    Nothing, where its process moved it away, or never held still while it was read."""
     for _ in range(8):
-        with path.open("rb") as file:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            break
+        with file:
             before = file.read(HEADER.size)
             if len(before) < HEADER.size or before[:8] != MAGIC:
-                return 0, b""
+                break
             _, capacity, head, taken = HEADER.unpack(before)
-            if not 0 < capacity <= path.stat().st_size - DATA or not 0 <= head - taken <= capacity:
-                return 0, b""
+            if not 0 < capacity <= os.fstat(file.fileno()).st_size - DATA or not 0 <= head - taken <= capacity:
+                break
             at, size = taken % capacity, head - taken
             file.seek(DATA + at)
             data = file.read(min(size, capacity - at))
@@ -142,4 +148,4 @@ def left_in(path: Path) -> tuple[int, bytes]:
             now = HEADER.unpack(file.read(HEADER.size))
         if now[3] == taken:
             return taken, data
-    return taken, data
+    return 0, b""
