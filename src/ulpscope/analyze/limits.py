@@ -56,9 +56,9 @@ def limit(row: Row, measure: Measure) -> Limit:
     name = row.name.removeprefix("_foreach_").rstrip("_")
     if row.name in _ONE_BY_ONE or name in _ONE_BY_ONE or (name in _NORMS and measure.place > 0):
         return Limit(2.0 + 4.0 * length, 16.0 + 32.0 * length, 1.0)
+    if name in _FACTOR:
+        return Limit(1.5, 6.0, 1.2) if low else Limit(2.0, 16.0, 1.2)
     if row.kind == "map":
-        if name in _FACTOR:
-            return Limit(1.5, 6.0, 1.2) if low else Limit(2.0, 16.0, 1.2)
         if name == "div" and not low:
             return Limit(2.0, 4.0, 1.2)  # by a scalar: the rounded reciprocal is multiplied
         if name in _ONCE:
@@ -68,7 +68,7 @@ def limit(row: Row, measure: Measure) -> Limit:
         return Limit(1.0, 4.0, 0.2) if low else Limit(4.0, 32.0, 0.5)
     if low:
         # A fused kernel rounds between its stages.
-        return Limit(1.5, 24.0, 0.2) if row.kind == "other" else Limit(0.8, 6.0, 0.2)
+        return Limit(1.5, 24.0, 1.2) if row.kind == "other" else Limit(0.8, 6.0, 0.2)
     if row.kind == "other":
         # Fused kernels take quick exponentials that are good to 20 bits.
         return Limit(16.0 + length, 256.0 + 16.0 * length, 4.0)

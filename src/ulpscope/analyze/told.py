@@ -92,6 +92,8 @@ def _arguments(reference: Row, target: Row, mixed: bool, read_back: bool, decide
         return None
     if not mixed and reference.dtypes != target.dtypes and target.kind != "view":
         return f"reads {target.dtypes or 'no floats'}, the reference reads {reference.dtypes or 'no floats'}"
+    if None not in (reference.seed, target.seed) and reference.seed != target.seed:
+        return f"its generator has the seed {target.seed}, in the reference {reference.seed}"
     for name in sorted(set(reference.scalars) | set(target.scalars)):
         here, there = target.scalars.get(name), reference.scalars.get(name)
         if not _same(there, here, mixed, read_back, decided):

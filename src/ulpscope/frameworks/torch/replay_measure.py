@@ -30,7 +30,7 @@ def measures(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: l
         return []
     if plan.kind == "choice":
         return [{**_about(at, item), **score} for at, item, score in choice_scores(plan, args, kwargs, tuple(found))]
-    if len(found) == 1 and isinstance(found[0], Tensor) and found[0].numel() > 2 * CHUNK:
+    if len(found) == 1 and isinstance(found[0], Tensor) and found[0].numel() > 2 * _chunk(plan):
         pieces = _pieces(plan, args, found[0])
         if pieces is not None:
             return [_merged([(at, measures(plan, piece, kwargs, [part])[0]) for at, piece, part in pieces], found[0])]
@@ -42,7 +42,7 @@ def measures(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: l
 def _pieces(plan: Plan, args: tuple[Any, ...], found: Tensor) -> list[tuple[int, tuple[Any, ...], Tensor]] | None:
     """A call on large tensors as calls on some of its rows each: exact, and without large copies."""
     rows = found.shape[0] if found.dim() > 1 else 0
-    height = max(1, CHUNK * rows // max(1, found.numel()))
+    height = max(1, _chunk(plan) * rows // max(1, found.numel()))
     if rows < 2 or height >= rows:
         return None
     if plan.name in ("mm", "bmm", "addmm"):
@@ -63,6 +63,11 @@ def _pieces(plan: Plan, args: tuple[Any, ...], found: Tensor) -> list[tuple[int,
         part = tuple(value[start : start + height] if place in cut else value for place, value in enumerate(args))
         pieces.append((start, part, found[start : start + height]))
     return pieces
+
+
+def _chunk(plan: Plan) -> int:
+    """Elements at a time. The other operand of a product is widened anew for each piece: few and large ones."""
+    return CHUNK << 2 if plan.kind == "contraction" else CHUNK
 
 
 def _has_rows(value: Any, rows: int, dims: int) -> bool:

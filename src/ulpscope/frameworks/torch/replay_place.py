@@ -11,6 +11,7 @@ from torch.nn import Module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.frameworks.base import ThreadState
+from ulpscope.frameworks.torch.collective_tap import KIND as COLLECTIVE
 
 _sequence = torch._C._autograd._get_sequence_nr
 _node = torch._C._current_autograd_node
@@ -59,12 +60,13 @@ class Places:
         if self._optimizer is not None:
             place["phase"] = "optimizer"
             place["param"] = self._optimized(args)
-        elif torch.is_grad_enabled():
-            self._forwards.setdefault(_sequence() - 1, place)
-        else:
+            return place
+        if not state.modules:
             place["param"] = self._gradient(args)
-            if place["param"] and place["api"].startswith("Distributed."):
+            if place["param"] and any(call.kind == COLLECTIVE for call in state.calls):
                 place["phase"] = "comm"
+        if torch.is_grad_enabled():
+            self._forwards.setdefault(_sequence() - 1, place)
         return place
 
     def name_of(self, tensors: list[Tensor], leaf: dict[str, Any]) -> str | None:
@@ -77,6 +79,7 @@ class Places:
 
     def _forward(self, state: ThreadState) -> dict[str, Any]:
         call = state.calls[-1] if state.calls else None
+        call = next((each for each in state.calls if each.kind == COLLECTIVE), call)
         return {
             "phase": "forward",
             "api": f"{call.kind}.{call.name}.{call.index}.forward" if call is not None else "",

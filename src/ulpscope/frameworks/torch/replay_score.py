@@ -95,8 +95,9 @@ def rounded_score(
 
 def _numbers(error: Tensor, y: Tensor) -> list[float]:
     """Norm and largest of the errors, norm and sum of the values."""
+    low, high = torch.aminmax(error)
     norm = torch.linalg.vector_norm
-    found: list[float] = torch.stack([norm(error), norm(error, math.inf), norm(y), y.sum()]).tolist()
+    found: list[float] = torch.stack([norm(error), torch.maximum(-low, high), norm(y), y.sum()]).tolist()
     return found
 
 
@@ -143,17 +144,19 @@ def _bias(y: Tensor, expected: Tensor, unit: float, tiny: float) -> dict[str, An
     # Below the normal numbers the distance to the next number no longer shrinks: a relative error means nothing there.
     limit = max(0.5 * float(expected.norm()) / math.sqrt(expected.numel()), 16 * tiny)
     large = expected.abs() > limit
-    q = torch.where(large, (y - expected) / expected, 0.0)
-    up = torch.copysign(q, q * expected)
-    count, toward, lift, squares = torch.stack(
-        [large.sum(dtype=torch.float64), q.sum(), up.sum(), (q * q).sum()]
-    ).tolist()
+    r = expected[large]
+    q = y[large].sub_(r).div_(r)
+    up = q * r.sign()
+    count = q.numel()
+    toward, lift, squares = torch.stack([q.sum(), up.sum(), torch.dot(q, q)]).tolist()
     if count < _MANY:
         return {}
     toward, lift, deviation = toward / count / unit, lift / count / unit, math.sqrt(squares / count) / unit
     spread = deviation / math.sqrt(count)
     if max(abs(toward), abs(lift)) > _NOTABLE:
-        spread = max(spread, _clustered(q if abs(toward) > abs(lift) else up, large, unit, deviation, count))
+        leaning = torch.zeros_like(expected)
+        leaning[large] = q if abs(toward) > abs(lift) else up
+        spread = max(spread, _clustered(leaning, large, unit, deviation, count))
     return {"toward": toward, "up": lift, "spread": spread}
 
 
