@@ -7,6 +7,7 @@ stand-in that does nothing, and refuses everything else.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import struct
@@ -21,6 +22,7 @@ import numpy as np
 from ulpscope import native
 from ulpscope.dtypes import DTYPES, DType
 from ulpscope.errors import DumpError
+from ulpscope.store.formats.stored_zip import Member, bytes_of, members_of
 
 _ALIGN = 64
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -197,10 +199,10 @@ def read_pt(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
     path = Path(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-        with os.fdopen(descriptor, "rb") as file, zipfile.ZipFile(file) as archive:
-            members = {info.filename: info for info in archive.infolist()}
+        with os.fdopen(descriptor, "rb") as file:
             size = os.fstat(descriptor).st_size
             view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+            members = members_of(file, view)
         return _read(path, view, members)
     except zipfile.BadZipFile as error:
         _refuse(path, f"it is cut, damaged, or in torch's format from before 1.6 ({error})")
@@ -215,7 +217,7 @@ def _refuse(path: Path, why: str, cause: BaseException | None = None) -> NoRetur
 
 
 def _read(
-    path: Path, view: memoryview, members: dict[str, zipfile.ZipInfo]
+    path: Path, view: memoryview, members: dict[str, Member]
 ) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
     if len(members) > _MAX_MEMBERS:
         _refuse(path, f"it has {len(members)} members")
@@ -224,35 +226,24 @@ def _read(
         _refuse(path, "it is a zip, but not one of torch.save")
     (root,) = roots
     order = members.get(f"{root}/byteorder")
-    if order is not None and bytes(_member(view, order)) != b"little":
+    if order is not None and bytes(bytes_of(view, order)) != b"little":
         _refuse(path, "it was written on a big-endian machine")
     info = members[f"{root}/data.pkl"]
-    if info.file_size > _MAX_PICKLE:
-        _refuse(path, f"its pickle has {info.file_size} bytes; a tensor needs a few hundred")
-    tensor = _Machine(bytes(_member(view, info))).run()
+    if info.size > _MAX_PICKLE:
+        _refuse(path, f"its pickle has {info.size} bytes; a tensor needs a few hundred")
+    tensor = _built_by(bytes(bytes_of(view, info)))
     if not isinstance(tensor, _Tensor):
         _refuse(path, "it holds something else than one tensor")
     stored = members.get(f"{root}/data/{tensor.storage.key}")
     if stored is None:
         _refuse(path, f"storage {tensor.storage.key!r} is missing")
-    return tensor.dtype, tensor.shape, _elements(tensor, _member(view, stored))
+    return tensor.dtype, tensor.shape, _elements(tensor, bytes_of(view, stored))
 
 
-def _member(view: memoryview, info: zipfile.ZipInfo) -> memoryview:
-    """The bytes of a stored member, checked against its CRC-32."""
-    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
-        raise ValueError(f"member {info.filename} is compressed or encrypted; torch.save does neither")
-    at = info.header_offset
-    if at < 0 or at + _LOCAL_HEADER > len(view) or bytes(view[at : at + 4]) != b"PK\x03\x04":
-        raise ValueError(f"member {info.filename} is not where the directory says")
-    name, extra = struct.unpack_from("<HH", view, at + 26)
-    start = at + _LOCAL_HEADER + name + extra
-    data = view[start : start + info.file_size]
-    if len(data) != info.file_size:
-        raise ValueError(f"member {info.filename} is cut")
-    if native.crc32(data) != info.CRC:
-        raise ValueError(f"the bytes of member {info.filename} are damaged (their CRC-32 is another)")
-    return data
+@functools.lru_cache(256)
+def _built_by(pickle: bytes) -> Any:
+    """What a pickle builds. Tensors of one shape have the same one."""
+    return _Machine(pickle).run()
 
 
 def _elements(tensor: _Tensor, stored: memoryview) -> bytes | memoryview:
