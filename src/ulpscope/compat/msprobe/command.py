@@ -1,4 +1,4 @@
-"""The command line of msprobe: `msprobe -f pytorch compare ...` and `merge_result`. Bad input is one message and exit code 2.
+"""The command line of msprobe: `msprobe -f pytorch compare ...`, `merge_result`, `run_ut` and others. Bad input is one message and exit code 2.
 
 `-f` before the subcommand is the framework, after it fuzzy matching, as in the original.
 """
@@ -24,6 +24,7 @@ from ulpscope.compat.msprobe.comparing import (
     shows_stacks,
 )
 from ulpscope.compat.msprobe.merge import merge_result
+from ulpscope.compat.msprobe.precheck import add_commands
 from ulpscope.errors import ConfigError, UlpscopeError
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_merge(
         commands.add_parser("merge_result", allow_abbrev=False, help="One workbook from the results of all ranks.")
     )
+    add_commands(commands)
     return parser
 
 

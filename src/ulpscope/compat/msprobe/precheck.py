@@ -1,0 +1,160 @@
+"""msprobe's accuracy pre-check: `run_ut`, `multi_run_ut` (later `acc_check`, `multi_acc_check`) and `api_precision_compare`.
+
+The same switches, the same files. The device is the machine's NPU or GPU, and the CPU itself where it has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ulpscope.compat.msprobe.config import SECTIONS
+from ulpscope.compat.msprobe.precheck_files import ResultFiles, compare_details, timestamp
+from ulpscope.config import read_config_file
+from ulpscope.errors import ConfigError, did_you_mean
+
+_log = logging.getLogger(__name__)
+_MOST_PROCESSES, _PROCESSES = 64, 8
+_ONLINE = ("is_online", "nfs_path", "host", "port", "rank_list", "tls_path")
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the commands to a parser."""
+    for name in ("run_ut", "acc_check"):
+        parser = commands.add_parser(name, allow_abbrev=False, help="Run every recorded API again and judge it.")
+        _add_run(parser)
+        parser.add_argument("-d", "--device", dest="device_id", type=_device_id, default=0, help="The device. [0]")
+        parser.set_defaults(run=_run)
+    for name in ("multi_run_ut", "multi_acc_check"):
+        parser = commands.add_parser(name, allow_abbrev=False, help="The same by many processes.")
+        _add_run(parser)
+        option = parser.add_argument
+        option("-d", "--device", dest="device_id", type=_device_id, nargs="+", default=[0], help="The devices. [0]")
+        option("-n", "--num_splits", type=_processes, default=_PROCESSES, help="How many processes, 1 to 64. [8]")
+        parser.set_defaults(run=_run)
+    parser = commands.add_parser(
+        "api_precision_compare", allow_abbrev=False, help="The details of two devices beside each other."
+    )
+    option = parser.add_argument
+    option("-npu", "--npu_csv_path", required=True, metavar="FILE", help="accuracy_checking_details of the NPU.")
+    option("-gpu", "--gpu_csv_path", required=True, metavar="FILE", help="accuracy_checking_details of the GPU.")
+    option("-o", "--out_path", default="./", metavar="FOLDER", help="Where the result goes. [./]")
+    parser.set_defaults(run=_compare)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("-api_info", "--api_info_file", required=True, metavar="FILE", help="dump.json, or a folder with one.")
+    option("-o", "--out_path", default="./", metavar="FOLDER", help="Where the results go. [./]")
+    option("-save_error_data", action="store_true", help="Keep inputs and outputs of what does not pass.")
+    option("-j", "--jit_compile", action="store_true", help="Compile operators on an NPU, as the recorded run did.")
+    option("-csv_path", "--result_csv_path", metavar="FILE", help="Go on with the run that wrote this result.")
+    option("-f", "--filter_api", action="store_true", help="Of calls with the same kinds of arguments, only the first.")
+    option("-config", "--config_path", metavar="FILE", help="config.json: white_list, black_list, error_data_path.")
+
+
+def _compare(asked: argparse.Namespace) -> None:
+    result, details = compare_details(
+        Path(asked.npu_csv_path), Path(asked.gpu_csv_path), Path(asked.out_path), timestamp()
+    )
+    _log.info("The result is in %s", result)
+    _log.info("The details are in %s", details)
+
+
+def _run(asked: argparse.Namespace) -> None:
+    # Brings torch, which the other commands do without.
+    from ulpscope.frameworks.torch.api_runner import ApiRunner, default_device, set_jit_compile
+    from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
+    from ulpscope.store.reader import open_dump
+
+    config = read_section(asked.config_path)
+    if config.get("is_online"):
+        raise ConfigError(["is_online: the online pre-check is not built yet; dump first, then run_ut -api_info"])
+    white, black = (frozenset(config.get(key, ())) for key in ("white_list", "black_list"))
+    check_names({"white_list": white, "black_list": black})
+    source = Path(asked.api_info_file)
+    if not source.exists():
+        raise ConfigError([f"-api_info {source} does not exist"])
+    stamp = timestamp()
+    files = ResultFiles.resumed(Path(asked.result_csv_path)) if asked.result_csv_path else None
+    error_data = _error_folder(config, stamp) if asked.save_error_data else None
+    kind = default_device()
+    if set_jit_compile(asked.jit_compile) is False and asked.jit_compile:
+        _log.warning("-j has no effect: there is no NPU here")
+    ids = asked.device_id if isinstance(asked.device_id, list) else [asked.device_id]
+    devices = [kind if kind == "cpu" else f"{kind}:{number}" for number in ids]
+    runner = ApiRunner(devices[0], whole=False)
+    plan = Plan(runner, Choice(white, black, asked.filter_api), Rule.MSPROBE, error_data)
+    dump = open_dump(source)
+    files = files or ResultFiles.new(Path(asked.out_path), stamp)
+    _log.info("UT task result will be saved in %s", files.result)
+    _log.info("UT task details will be saved in %s", files.details)
+    processes = getattr(asked, "num_splits", 1)
+    found = (
+        check_in_processes(dump.folder, plan, files.done, processes=processes, devices=devices)
+        if processes > 1
+        else check_dump(dump, plan, files.done)
+    )
+    for result in found:
+        files.add(result)
+    _log.info("%d calls were done before", len(files.done))
+    _log.info("Successfully completed run_ut/multi_run_ut.")
+
+
+def read_section(path: str | None) -> dict[str, Any]:
+    """The section run_ut of a config.json; nothing without a file. Raises ConfigError."""
+    if path is None:
+        return {}
+    content = read_config_file(path)
+    section = content.get("run_ut", content.get("acc_check")) or {}
+    if not isinstance(section, dict):
+        raise ConfigError([f"run_ut must be a table of options, not {type(section).__name__}"], path)
+    problems, found = [], {}
+    for key, value in section.items():
+        if key not in SECTIONS["run_ut"]:
+            problems.append(f"run_ut: unknown key {key!r}.{did_you_mean(key, SECTIONS['run_ut'])}")
+            continue
+        try:
+            found[key] = SECTIONS["run_ut"][key](value)
+        except ValueError as error:
+            problems.append(f"run_ut.{key} = {value!r}: {error}")
+    if problems:
+        raise ConfigError(problems, path)
+    if not found.get("is_online"):
+        found = {key: value for key, value in found.items() if key not in _ONLINE}
+    return found
+
+
+def check_names(lists: dict[str, Iterable[str]]) -> None:
+    """Raises ConfigError for operators that torch does not have."""
+    from ulpscope.frameworks.torch.api_arguments import is_known
+
+    problems = []
+    for key, names in lists.items():
+        wrong = sorted(name for name in names if not is_known(name))
+        if wrong:
+            problems.append(f"Invalid api in {key}: {wrong}; a name is that of the operator alone, such as conv2d")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _error_folder(config: dict[str, Any], stamp: str) -> Path:
+    base = Path(config.get("error_data_path", "./"))
+    if not base.is_dir():
+        raise ConfigError([f"error_data_path: {base} does not exist"])
+    return base / f"ut_error_data{stamp}"
+
+
+def _device_id(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a device")
+    return int(text)
+
+
+def _processes(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= _MOST_PROCESSES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_PROCESSES}")
+    return int(text)
