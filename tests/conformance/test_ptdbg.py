@@ -598,20 +598,6 @@ def test_000_048_049_050_051_052_053_058_059_arguments_of_the_functions_are_chec
             call()
 
 
-def test_000_031_058_without_an_npu_overflow_check_says_so_and_changes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ptdbg_ascend.PrecisionDebugger(dump_path=str(tmp_path), hook_name="overflow_check", step=[0])
-    ptdbg_ascend.PrecisionDebugger.start()
-    ptdbg_ascend.PrecisionDebugger.stop()
-    ptdbg_ascend.PrecisionDebugger.step()
-    ptdbg_ascend.register_hook(None, ptdbg_ascend.overflow_check, overflow_nums=3)
-    ptdbg_ascend.set_overflow_check_switch("ON")
-    said = [record.message for record in caplog.records]
-    assert said == ["Overflow detection is not supported in the GPU environment."] * 3
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_000_001_all_names_are_there(tmp_path: Path) -> None:
     assert switch.MODES == ("all", "list", "range", "stack", "acl", "api_list", "api_stack")
     done = run(

@@ -6,11 +6,11 @@ import dataclasses
 import logging
 from typing import Any
 
-from ulpscope.compat.ptdbg_ascend.dumping import Dumping, Target, check_overflow_support, root_of
+from ulpscope.compat.ptdbg_ascend.dumping import Dumping, Target, root_of
+from ulpscope.compat.ptdbg_ascend.overflow import OverflowCheck, Request, read_request
 from ulpscope.compat.ptdbg_ascend.switch import (
     ArgumentError,
     Switch,
-    is_on,
     read_acl_config,
     read_backward_input,
     read_switch,
@@ -21,7 +21,6 @@ from ulpscope.frameworks.torch.loader_watch import LoaderWatch
 _log = logging.getLogger(__name__)
 _HOOKS = ["dump", "overflow_check"]
 _NO_HOOK = "You must provide hook_name argument to PrecisionDebugger when config is not provided."
-NO_OVERFLOW_CHECK = "Overflow detection is not supported in the GPU environment."
 
 
 class PrecisionDebugger:
@@ -52,16 +51,12 @@ class PrecisionDebugger:
         root = root_of(dump_path)
         if PrecisionDebugger._current is not None:
             PrecisionDebugger._current._close()
-        self._is_dump = hook_name == "dump"
         self._target = Target(root, steps=steps)
         self._rank = rank
         self._model = model
-        self._switch = Switch("api_stack")
-        self._dumping: Dumping | None = None
+        self._asked: Switch | Request = Switch("api_stack") if hook_name == "dump" else Request()
+        self._work: Dumping | OverflowCheck | None = None
         self._loader: LoaderWatch | None = None
-        self._can_check = self._is_dump or check_overflow_support()
-        if not self._can_check:
-            _log.warning(NO_OVERFLOW_CHECK)
         PrecisionDebugger._current = self
         if enable_dataloader:
             self._loader = LoaderWatch(self._next_batch)
@@ -82,9 +77,16 @@ class PrecisionDebugger:
         need_replicate: bool = False,
     ) -> None:
         """Says what is dumped. `overflow_nums` and `need_replicate` are for overflow_check, the others but mode for dump."""
-        if not self._is_dump:
-            read_overflow(mode, acl_config, overflow_nums, need_replicate)
-            is_on(filter_switch)
+        if isinstance(self._asked, Request):
+            self._set(
+                read_request(
+                    mode=mode,
+                    acl_config=acl_config,
+                    overflow_nums=overflow_nums,
+                    need_replicate=need_replicate,
+                    filter_switch=filter_switch,
+                )
+            )
             return
         if summary_mode not in (None, "all", "summary"):
             raise ArgumentError(f"summary_mode is {summary_mode!r}; it must be 'all', or 'summary' for no .npy files")
@@ -102,35 +104,30 @@ class PrecisionDebugger:
             if "backward" in switch.scope[0] and not gradients:
                 raise ArgumentError("backward_input must be configured when scope contains 'backward'")
             switch = dataclasses.replace(switch, acl_config=read_acl_config(acl_config), backward_input=gradients)
-        if self._dumping is not None:
-            self._dumping.close()
-            self._dumping = None
-        self._switch = switch
+        self._set(switch)
 
     @classmethod
     def start(cls) -> None:
         """Begins, or goes on with, dumping. Ends the program after the last step that was asked for, as the tool did."""
         debugger = cls._get()
-        if not debugger._can_check:
-            return
-        if debugger._dumping is None:
-            debugger._dumping = Dumping(debugger._target, debugger._switch, model=debugger._model, rank=debugger._rank)
-        debugger._end_after(debugger._dumping.capture.current_step)
-        debugger._dumping.capture.start()
+        if debugger._work is None:
+            debugger._work = debugger._made()
+        debugger._end_after(debugger._work.capture.current_step)
+        debugger._work.capture.start()
 
     @classmethod
     def stop(cls) -> None:
         """Ends a stretch; its files are written."""
-        dumping = cls._get()._dumping
-        if dumping is not None:
-            dumping.capture.stop()
+        work = cls._get()._work
+        if work is not None:
+            work.pause()
 
     @classmethod
     def step(cls) -> None:
         """Ends a step."""
-        dumping = cls._get()._dumping
-        if dumping is not None:
-            dumping.capture.step()
+        work = cls._get()._work
+        if work is not None:
+            work.capture.step()
 
     @classmethod
     def _get(cls) -> PrecisionDebugger:
@@ -140,6 +137,17 @@ class PrecisionDebugger:
             )
         return PrecisionDebugger._current
 
+    def _made(self) -> Dumping | OverflowCheck:
+        if isinstance(self._asked, Request):
+            return OverflowCheck(self._target, self._asked, model=self._model, rank=self._rank)
+        return Dumping(self._target, self._asked, model=self._model, rank=self._rank)
+
+    def _set(self, asked: Switch | Request) -> None:
+        if self._work is not None:
+            self._work.close()
+            self._work = None
+        self._asked = asked
+
     def _end_after(self, step: int) -> None:
         if self._target.steps and step > self._target.steps[-1]:
             self._close()
@@ -148,15 +156,15 @@ class PrecisionDebugger:
     def _close(self) -> None:
         if self._loader is not None:
             self._loader.remove()
-        if self._dumping is not None:
-            self._dumping.close()
+        if self._work is not None:
+            self._work.close()
         PrecisionDebugger._current = None
 
     def _next_batch(self, number: int) -> None:
         """A DataLoader is about to give batch `number`: that begins a step, and ends the one before."""
-        if number and self._dumping is not None:
-            self._dumping.capture.stop()
-            self._dumping.capture.step()
+        if number and self._work is not None:
+            self._work.pause()
+            self._work.capture.step()
         self.start()
 
 
@@ -169,15 +177,3 @@ def _read_steps(given: Any) -> tuple[int, ...]:
         if type(item) is not int or item < 0:
             raise ArgumentError(f"step element {item} should be int")
     return tuple(sorted(set(given)))
-
-
-def read_overflow(mode: Any, acl_config: Any, overflow_nums: Any, need_replicate: Any = False) -> None:
-    """Checks what overflow_check is asked for; ArgumentError with the first mistake."""
-    if mode not in (None, "api", "acl"):
-        raise ArgumentError(f"Current mode '{mode}' is not supported. Please use the field in ['api', 'acl']")
-    if type(overflow_nums) is not int or (overflow_nums < 1 and overflow_nums != -1):
-        raise ArgumentError("overflow_nums must be an integer greater than 0 or set -1.")
-    if not isinstance(need_replicate, bool):
-        raise ArgumentError("Params need_replicate only support True or False.")
-    if mode == "acl":
-        read_acl_config(acl_config)

@@ -15,7 +15,6 @@ from typing import Any
 from ulpscope.capture.session import Capture
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Switch
 from ulpscope.config import read_config_file
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import npu
 from ulpscope.records import Phase
 from ulpscope.report.table import replacing
@@ -183,13 +182,3 @@ def acl_root(acl_config: str) -> Path:
     if not isinstance(path, str) or not path:
         raise ArgumentError(f"{acl_config} names no folder: dump.dump_path is missing")
     return Path(path)
-
-
-def check_overflow_support() -> bool:
-    """Whether there is a device whose overflows could be found. CaptureError where there is one, as that is not built yet."""
-    if npu.npu_of_process() is None:
-        return False
-    raise CaptureError(
-        "overflow_check is configured correctly, but this version of ulpscope does not have it yet; it has dump. "
-        "The statistics of a dump show the first call whose inputs are finite and whose output is not"
-    )

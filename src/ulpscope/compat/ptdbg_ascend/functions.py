@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.ptdbg_ascend.debugger import NO_OVERFLOW_CHECK, read_overflow
-from ulpscope.compat.ptdbg_ascend.dumping import (
-    TAG,
-    Dumping,
-    Target,
-    acl_root,
-    check_overflow_support,
-    root_of,
-)
+from ulpscope.compat.ptdbg_ascend.dumping import ENVIRONMENT, TAG, Dumping, Target, acl_root, root_of
+from ulpscope.compat.ptdbg_ascend.overflow import OverflowCheck, Request, read_request
 from ulpscope.compat.ptdbg_ascend.switch import (
     ArgumentError,
     Switch,
@@ -58,6 +52,8 @@ class _Session:
     switch: Switch | None = None
     backward_input: tuple[str, ...] = ()
     dumping: Dumping | None = None
+    request: Request | None = None
+    check: OverflowCheck | None = None
 
     def begin(self) -> None:
         """Starts as soon as everything needed has been said."""
@@ -77,6 +73,16 @@ class _Session:
     def end(self) -> None:
         if self.dumping is not None:
             self.dumping.pause()
+
+    def begin_check(self) -> None:
+        """Starts looking for overflows. Without a path their files go where the program runs, as the manual says."""
+        if self.request is None:
+            return
+        if self.check is None:
+            known = self.root is not None or ENVIRONMENT in os.environ
+            target = Target(root_of(self.root) if known else Path(), self.tag)
+            self.check = OverflowCheck(target, self.request, model=self.model, rank=self.rank)
+        self.check.capture.start()
 
     def _target(self, switch: Switch) -> Target:
         if self.root is None and switch.acl_config is not None:
@@ -104,9 +110,10 @@ def set_dump_path(fpath: str | None = None, dump_tag: str = TAG) -> None:
     if not isinstance(dump_tag, str) or not _PLAIN_TAG.fullmatch(dump_tag):
         raise ArgumentError(f"The file path {dump_tag} contains special characters.")
     root = root_of(fpath)
-    if _session.dumping is not None:
-        _session.dumping.close()
-        _session.dumping = None
+    for work in (_session.dumping, _session.check):
+        if work is not None:
+            work.close()
+    _session.dumping = _session.check = None
     _session.root, _session.tag = root, dump_tag
 
 
@@ -118,14 +125,21 @@ def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
     if hook not in (acc_cmp_dump, overflow_check):
         raise ArgumentError("hook function must be set overflow_check or acc_cmp_dump")
     mode, config = kwargs.get("dump_mode", "api"), kwargs.get("dump_config")
-    read_overflow(mode, config, kwargs.get("overflow_nums", 1))
-    is_on(kwargs.get("filter_switch", "OFF"))
-    if hook is overflow_check:
-        if not check_overflow_support():
-            _log.warning(NO_OVERFLOW_CHECK)
-        return
+    request = read_request(
+        mode=mode if hook is overflow_check or mode != "acl" else "api",
+        acl_config=config,
+        overflow_nums=kwargs.get("overflow_nums", 1),
+        filter_switch=kwargs.get("filter_switch", "OFF"),
+    )
     _session.model = model
     _session.rank = kwargs.get("rank")
+    if hook is overflow_check:
+        if _session.check is not None:
+            _session.check.close()
+            _session.check = None
+        _session.request = request
+        _session.begin_check()
+        return
     _session.acl_config = read_acl_config(config) if mode == "acl" else None
     _session.registered = True
     _session.begin()
@@ -158,11 +172,15 @@ def set_dump_switch(
 
 
 def set_overflow_check_switch(switch: str, filter_switch: str = "OFF") -> None:
-    """Limits overflow_check to a stretch of the program."""
-    is_on(switch)
+    """Limits overflow_check to a stretch of the program; without it everything behind `register_hook` is looked at."""
+    on = is_on(switch)
     is_on(filter_switch)
-    if not check_overflow_support():
-        _log.warning(NO_OVERFLOW_CHECK)
+    if _session.request is None:
+        raise CaptureError("there is no overflow check to switch; call register_hook(model, overflow_check) first")
+    if on:
+        _session.begin_check()
+    elif _session.check is not None:
+        _session.check.pause()
 
 
 def set_backward_input(backward_input: list[str]) -> None:

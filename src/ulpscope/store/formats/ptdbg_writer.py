@@ -51,13 +51,16 @@ def write_ptdbg(
     arrays: bool = True,
     floats_only: bool = False,
     places: Sequence[int] | None = None,
+    name: str | None = None,
+    dump_step: int = 0,
 ) -> Path:
-    """Writes a dump into the folder of a rank and returns its .pkl. An earlier one of the same mode is replaced.
+    """Writes a dump into the folder of a rank and returns its .pkl. An earlier one of the same name is replaced.
 
-    `mode` gives the names their prefix, and says whether there are values, stacks or both; `places` are the calls to write,
-    all by default; `floats_only` leaves out integers and truth values, tensors or not. Raises DumpError if it cannot be written.
+    `mode` says whether there are values, stacks or both, and gives the files their name where `name` does not; `places` are the
+    calls to write, all by default; `floats_only` leaves out integers and truth values, tensors or not; `dump_step` is the
+    second field of a line. Raises DumpError if it cannot be written.
     """
-    name = "dump" if mode == "all" else f"{mode}_dump"
+    name = name or ("dump" if mode == "all" else f"{mode}_dump")
     path = folder / f"{name}.pkl"
     draft = folder / f".{name}.{os.getpid()}"
     try:
@@ -66,6 +69,7 @@ def write_ptdbg(
         draft.mkdir(mode=0o750)
         try:
             lines = _Lines(dump, draft if arrays and mode != _STACKS_ONLY else None, mode, floats_only)
+            lines.dump_step = dump_step
             _write(draft / path.name, lines.rows(range(len(dump)) if places is None else places))
             shutil.rmtree(folder / name, ignore_errors=True)
             os.replace(draft / path.name, path)
@@ -115,6 +119,7 @@ class _Lines:
         earlier: Mapping[Api, int] | None = None,
     ) -> None:
         self.arrays = arrays
+        self.dump_step = 0
         self._earlier = earlier or {}
         self._dump = dump
         self._stacks = mode in (_STACKS_ONLY, _WITH_STACKS)
@@ -137,7 +142,7 @@ class _Lines:
                 yield [f"{name}_{STACK}", [[each.file, str(each.line), each.function, each.text] for each in frames]]
 
     def _value_rows(self, call: CallRecord, name: str) -> Iterator[list[Any]]:
-        default = _MODULE_STEP if is_named_by_user(self._dump, call.id) else 0
+        default = _MODULE_STEP if is_named_by_user(self._dump, call.id) else self.dump_step
         for value, role, at in named_values(call):
             if self._floats_only and not _is_float_tensor(value):
                 continue

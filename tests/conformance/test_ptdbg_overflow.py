@@ -1,0 +1,137 @@
+"""The examples of ptdbg_ascend's guide about overflows ("溢出检测场景"), which work on any device here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device.fakenpu import run as run_on_npu
+from ulpscope import open_run
+from ulpscope.naming import call_text
+
+ROOT = Path(__file__).parents[2]
+HALF = """
+import torch, torch.nn as nn
+model = nn.ReLU()
+def train(model, device="cpu"):
+    large = torch.full((2,), 60000.0, dtype=torch.float16, device=device)
+    return model(large + large)
+"""
+
+
+def run(folder: Path, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {**os.environ, "PYTHONPATH": str(ROOT / "dropin"), "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, "-c", HALF + program]
+    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
+
+
+EXAMPLE_1 = """
+from ptdbg_ascend import *
+seed_all()
+set_dump_path("./overflow_dump")
+register_hook(model, overflow_check, overflow_nums=3)
+for iteration in range(10):
+    train(model)
+    print(iteration, flush=True)
+"""
+
+
+def test_000_025_051_096_097_100_example_1_the_training_ends_at_the_third_overflow(tmp_path: Path) -> None:
+    done = run(tmp_path, EXAMPLE_1)
+    rank = Path("overflow_dump/ptdbg_dump_v2.0/rank0")
+    last = rank / "Tensor___add___2_forward_3.pkl"
+    assert done.stdout.split() == ["0", "1"]
+    assert done.stderr.splitlines()[-1] == f"ValueError: [overflow 3 times]: dump file is saved in '{last}'."
+    names = [f"Tensor___add___{number}_forward_{number + 1}" for number in range(3)]
+    assert sorted(path.name for path in (tmp_path / rank).iterdir()) == sorted(
+        [*names, *(f"{name}.pkl" for name in names)]
+    )
+    rows = [json.loads(line) for line in (tmp_path / last).read_text().splitlines()]
+    assert [row[:2] for row in rows[:3]] == [
+        [f"Tensor___add___2_forward_{slot}", 101] for slot in ("input.0", "input.1", "output")
+    ]
+    assert np.isinf(np.load(tmp_path / rank / names[2] / "Tensor___add___2_forward_output.npy")).all()
+    assert [call_text(call) for dump in open_run(tmp_path / rank) for call in dump.ids()] == [
+        f"Tensor.__add__.{number}.forward" for number in range(3)
+    ]
+    again = run(tmp_path, EXAMPLE_1)
+    assert again.returncode == 1 and "holds the overflows of an earlier run; delete them" in again.stderr
+
+
+SWITCHED = """
+from ptdbg_ascend import *
+register_hook(model, overflow_check, overflow_nums=-1)
+set_overflow_check_switch("OFF")
+train(model)
+set_overflow_check_switch("ON")
+train(model)
+set_overflow_check_switch("OFF")
+train(model)
+print("to the end")
+"""
+
+
+def test_000_025_058_101_a_stretch_is_checked_and_without_a_path_the_files_lie_where_the_program_runs(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, SWITCHED)
+    assert done.stdout == "to the end\n", done.stderr
+    assert [path.name for path in (tmp_path / "ptdbg_dump_v2.0" / "rank0").glob("*.pkl")] == [
+        "Tensor___add___0_forward_1.pkl"
+    ]
+
+
+DEBUGGER = """
+from ptdbg_ascend import *
+debugger = PrecisionDebugger(dump_path="./dump_path", hook_name="overflow_check", step=[1])
+debugger.configure_hook(overflow_nums=2)
+for step in range(4):
+    debugger.start()
+    train(model)
+    debugger.stop()
+    debugger.start()
+    train(model)
+    debugger.stop()
+    debugger.step()
+    print(step, flush=True)
+"""
+
+
+def test_000_009_031_the_manual_mode_checks_the_asked_step(tmp_path: Path) -> None:
+    done = run(tmp_path, DEBUGGER)
+    rank = tmp_path / "dump_path" / "step1" / "ptdbg_dump_v2.0" / "rank0"
+    assert done.stdout == "0\n"
+    assert "ValueError: [overflow 2 times]: dump file is saved in" in done.stderr
+    assert sorted(path.name for path in rank.glob("*.pkl")) == [
+        "Tensor___add___0_forward_1.pkl",
+        "Tensor___add___1_forward_2.pkl",
+    ]
+
+
+ON_NPU = """
+import json, pathlib, torch_npu
+from ptdbg_ascend import *
+set_dump_path("./overflow_dump")
+register_hook(model, overflow_check, dump_mode='acl', dump_config='./dump.json')
+try:
+    train(model, "npu")
+    train(model, "npu")
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_000_032_102_103_on_an_npu_the_call_whose_inputs_are_finite_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dump.json").write_text("{}")
+    said = run_on_npu(HALF + ON_NPU, PYTHONPATH=str(ROOT / "dropin"))
+    assert said.startswith("[overflow 1 times]: dump file is saved in ")
+    assert said.endswith("Tensor___add___0_forward_1.pkl'.")
