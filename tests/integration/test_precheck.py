@@ -19,7 +19,8 @@ import ulpscope
 from msprobe_files import call, scalar, tensor, write_json
 from ulpscope.frameworks.torch.api_arguments import UnrunnableError, function_of
 from ulpscope.frameworks.torch.api_runner import ApiRunner
-from ulpscope.replay.precheck import CallResult, Choice, Plan, Rule, check_dump, check_in_processes
+from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
+from ulpscope.replay.results import CallResult
 from ulpscope.replay.standards import Status
 from ulpscope.store.reader import open_dump
 

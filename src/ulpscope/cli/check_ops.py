@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ulpscope.errors import ConfigError, DumpError
+from ulpscope.replay.results import CallResult, OutputResult
 from ulpscope.store.reader import Dump, open_run
 
 if TYPE_CHECKING:
-    from ulpscope.replay.precheck import CallResult, OutputResult, Plan
+    from ulpscope.replay.precheck import Plan
 
 _NOTHING = 4
 _SHOWN = 20

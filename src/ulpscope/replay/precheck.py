@@ -22,6 +22,7 @@ from ulpscope.frameworks.torch.api_arguments import KINDS
 from ulpscope.frameworks.torch.api_runner import ApiRun, ApiRunner, Output
 from ulpscope.naming import call_text
 from ulpscope.records import CallId, CallRecord, Phase, Role
+from ulpscope.replay.results import CallResult, OutputResult
 from ulpscope.replay.standards import (
     Explained,
     Judgement,
@@ -67,39 +68,6 @@ class Plan:
     choice: Choice = field(default_factory=Choice)
     rule: Rule = Rule.ROUNDING
     error_data: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OutputResult:
-    """One output or gradient. `explained` is there under the rule of rounding."""
-
-    name: str
-    reference_dtype: str
-    dtype: str
-    shape: tuple[int, ...] | None
-    judgement: Judgement
-    explained: Explained | None = None
-    recorded: bool = False
-
-    @property
-    def status(self) -> Status:
-        return self.judgement.status if self.explained is None else self.explained.status
-
-
-@dataclass(frozen=True, slots=True)
-class CallResult:
-    """One API call, `Functional.conv2d.0`: the worst of its outputs, and of its gradients where it had a backward."""
-
-    name: str
-    forward: Status
-    backward: Status | None
-    message: str
-    outputs: tuple[OutputResult, ...] = ()
-    real: bool = True
-
-    @property
-    def status(self) -> Status:
-        return worst(status for status in (self.forward, self.backward) if status is not None)
 
 
 def api_name(call: CallId) -> str:

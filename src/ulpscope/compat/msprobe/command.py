@@ -1,6 +1,6 @@
-"""The command line of msprobe: `msprobe -f pytorch compare ...`, `merge_result`, `run_ut` and others. Bad input is one message and exit code 2.
+"""The command line of msprobe: `msprobe -f pytorch compare ...`, `merge_result`, `run_ut` and others.
 
-`-f` before the subcommand is the framework, after it fuzzy matching, as in the original.
+Bad input is one message and exit code 2. `-f` before the subcommand is the framework, after it fuzzy matching or a filter.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ulpscope.errors import ConfigError
 from ulpscope.replay.benchmark import RATIOS, Verdicts, beside
-from ulpscope.replay.precheck import CallResult, OutputResult
+from ulpscope.replay.results import CallResult, OutputResult
 from ulpscope.replay.standards import MEASURES, Measures, Standard, Status, standard_of, worst
 from ulpscope.report.table import replacing
 
