@@ -30,6 +30,7 @@ setup(
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
         extension("_native"),
+        extension("_making"),
         extension("_pairs", "-ffp-contract=off"),
         extension("store.formats._leaves"),
         extension("report._cells"),

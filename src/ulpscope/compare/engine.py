@@ -30,6 +30,7 @@ from ulpscope.compare.verdict import (
     tensor_verdict,
 )
 from ulpscope.errors import DumpError
+from ulpscope.making import maker
 from ulpscope.naming import value_text
 from ulpscope.native import sketch_relative_l2
 from ulpscope.records import CallId, CallRecord, Value
@@ -40,6 +41,7 @@ from ulpscope.store.reader import Dump, open_dump
 _WINDOW = 64
 _KEPT = 4096
 _slot_of = attrgetter("slot")
+_match, _comparison, _call_comparison = maker(Match), maker(Comparison), maker(CallComparison)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _drafts(
 ) -> tuple[Match, list[_Draft | Comparison]]:
     left = None if pairing.reference is None else reference.nth(pairing.reference)
     right = None if pairing.target is None else target.nth(pairing.target)
-    match = Match(left, right, pairing.how, pairing.why)
+    match = _match(left, right, pairing.how, pairing.why)
     if left is not None and right is not None and not mapping and _slot_by_slot(left.values, right.values):
         return match, list(map(pairs.draft, repeat(match), left.values, right.values))
     unused = {} if left is None else {value.slot: value for value in left.values}
@@ -147,7 +149,8 @@ class _Pairs:
         if left is None or right is None:
             return _alone(match, left, right)
         if left.shape is None or right.shape is None:
-            return Comparison(match, right.slot, left, right, Evidence.SCALAR, _plain_verdict(left, right))
+            verdict = _plain_verdict(left, right)
+            return _comparison(match, right.slot, left, right, Evidence.SCALAR, verdict, None, 0.0, None)
         if left.shape != right.shape:
             text = f"{_sizes(left)} in the reference, {_sizes(right)} in the target"
             verdict = Verdict(Level.FAIL, (Code.SHAPE,), text)
@@ -160,7 +163,7 @@ class _Pairs:
             sketch = self._sketched(left, right)
         evidence, error = _weigh(left, right, sketch)
         verdict = tensor_verdict(left, right, evidence, error)
-        return Comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right))
+        return _comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right), None)
 
     def _sketched(self, left: Value, right: Value) -> float | None:
         if left.checksum is not None and left.checksum == right.checksum:
@@ -208,7 +211,7 @@ class _Pairs:
 def _finished(waiting: tuple[Match, Sequence[_Draft | Comparison]]) -> CallComparison:
     match, drafts = waiting
     values = [each if isinstance(each, Comparison) else _read_through(each) for each in drafts]
-    return CallComparison(match, tuple(values))
+    return _call_comparison(match, tuple(values))
 
 
 def _read_through(draft: _Draft) -> Comparison:

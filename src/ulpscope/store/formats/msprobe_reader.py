@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ulpscope.dtypes import DType
 from ulpscope.errors import DumpError
+from ulpscope.making import maker
 from ulpscope.naming import MODULE, OPTIMIZER, SAVED, parse_call
 from ulpscope.records import (
     CallId,
@@ -38,6 +39,7 @@ LEVELS = {"L0": "module", "L1": "op", "mix": "mix", "L2": "kernel"}
 _FRAME = re.compile(r"File (.*), line (\d+), in (.*?), ?\n ?(.*)", re.DOTALL)
 _PHASES = {phase.value: phase for phase in Phase}
 _MAX_JSON = 2 << 30
+_call, _call_record = maker(CallId), maker(CallRecord)
 
 
 class MsprobeDump(Dump):
@@ -222,14 +224,14 @@ class MsprobeDump(Dump):
             values = tuple(self._leaves.of(file.path.name, name, call, entry))
         origin = above = None
         if call.phase is Phase.BACKWARD:
-            origin = self._by_id.get(CallId(call.kind, call.name, call.index, Phase.FORWARD))
+            origin = self._by_id.get(_call(call.kind, call.name, call.index, Phase.FORWARD, 0))
         if self._parents:
             above = self._id_named(self._parents.get(name))
             if above is not None and origin is not None:
                 # As in a native dump, a backward call points at the forward of its parent.
                 above = CallId(above.kind, above.name, above.index, Phase.FORWARD)
         error = facts.get("error")
-        return CallRecord(
+        return _call_record(
             call,
             number,
             None if above is None else self._by_id.get(above),
