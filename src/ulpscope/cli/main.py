@@ -24,6 +24,9 @@ VERBS = {
     "convert": "A run in the files of msprobe, or the other way round.",
 }
 
+# As a dump that cannot be read: the answer is not known.
+_NO_FILE = 3
+
 
 class Verbs(click.Group):
     """Finds a verb's command in its file, and the nearest verb for a misspelt one."""
@@ -68,6 +71,10 @@ def main(arguments: list[str] | None = None) -> Any:
         # A reader such as head has closed the pipe. Nothing to say, and nowhere to say it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        place = f" {error.filename}" if error.filename else ""
+        click.echo(f"ulpscope: cannot use{place}: {error.strerror or error}; choose another place", err=True)
+        sys.exit(_NO_FILE)
 
 
 if __name__ == "__main__":

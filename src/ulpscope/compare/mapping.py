@@ -14,8 +14,10 @@ from pathlib import Path
 from ulpscope.errors import ConfigError
 from ulpscope.naming import call_of_value, call_text, value_text
 from ulpscope.records import CallId, Slot
+from ulpscope.store.formats.yaml_file import read_yaml
 
 _MOST_BYTES = 64 << 20
+_MOST_PROBLEMS = 50
 _SUFFIXES = (".pt", ".npy")
 
 
@@ -35,18 +37,8 @@ class Mapping:
 
 def read_mapping(path: str | Path) -> Mapping:
     """The mapping in a YAML file. Raises ConfigError with every problem in it."""
-    # Heavy, and needed by few.
-    import yaml
-
     path = Path(path)
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(
-                [f"has {path.stat().st_size} bytes; a mapping of {_MOST_BYTES} is read at most"], str(path)
-            )
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError([f"cannot be read: {error}"], str(path)) from None
+    content = read_yaml(path, most_bytes=_MOST_BYTES)
     if not isinstance(content, dict) or not content:
         raise ConfigError(["is no mapping; write lines `name in the target: name in the reference`"], str(path))
     names: dict[str, tuple[CallId, str]] = {}
@@ -55,7 +47,9 @@ def read_mapping(path: str | Path) -> Mapping:
         try:
             names[_spelt(target)] = call_of_value(_spelt(reference)), _spelt(reference)
         except ValueError as error:
-            problems.append(f"{target}: {error}")
+            problems.append(f"{target!s:.200}: {error}")
+    if len(problems) > _MOST_PROBLEMS:
+        problems[_MOST_PROBLEMS:] = [f"and {len(problems) - _MOST_PROBLEMS} more"]
     if problems:
         raise ConfigError(problems, str(path))
     return Mapping(names)
@@ -63,7 +57,7 @@ def read_mapping(path: str | Path) -> Mapping:
 
 def _spelt(name: object) -> str:
     if not isinstance(name, str):
-        raise ValueError(f"{name!r} is not the name of a value")
+        raise ValueError(f"{name!r:.80} is not the name of a value")
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     call = call_text(call_of_value(name))

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ulpscope.errors import ConfigError, did_you_mean
 from ulpscope.report.merge import chosen_indices, merged_sheets, read_results
 from ulpscope.report.xlsx import write_xlsx
+from ulpscope.store.formats.yaml_file import read_yaml
 
 _MAX_CONFIG = 256 << 10
 _KEYS = ("api", "compare_index")
@@ -45,7 +44,7 @@ def merge_result(input_dir: str | Path, output_dir: str | Path, config_path: str
 
 def load_merge_config(path: Path) -> MergeConfig:
     """Reads and checks the configuration file. Raises ConfigError."""
-    content = _read_yaml(path)
+    content = read_yaml(path, most_bytes=_MAX_CONFIG)
     if not content:
         raise ConfigError(["config.yaml is empty, please check. It names the calls to merge under 'api'"], str(path))
     if not isinstance(content, Mapping):
@@ -74,17 +73,3 @@ def load_merge_config(path: Path) -> MergeConfig:
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_CONFIG + 1)
-    except OSError as error:
-        raise ConfigError([f"cannot be read: {error.strerror or error}"], str(path)) from error
-    if len(text) > _MAX_CONFIG:
-        raise ConfigError([f"is larger than {_MAX_CONFIG} bytes; it holds only names of calls and indices"], str(path))
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise ConfigError([f"is not yaml: {' '.join(str(error).split())}"], str(path)) from error
