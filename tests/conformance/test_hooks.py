@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -347,6 +348,52 @@ x = torch.tensor([-1.0, 2.0], requires_grad=True)
     rows = {row[0].partition("_")[2]: row[1][:2] for row in lines(here / "op.pkl")}
     assert rows["Functional_relu_backward_output.0"] == [3.0, 5.0]  # grad_output
     assert rows["Functional_relu_backward_input.0"] == [0.0, 5.0]  # grad_input
+
+
+# "PyTorch溢出检测工具使用指南", its example with a net that overflows; `model_npu`, which it never made, is `model`.
+OVERFLOW = (
+    INSTALL
+    + """
+import json, torch, torch_npu
+import torch.nn as nn
+from torch_npu.hooks import register_hook, wrap_checkoverflow_hook
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((1,), 60000.0))
+    def forward(self, x):
+        return nn.functional.relu(x * self.scale)
+model = Net()
+model.half().npu()
+
+register_hook(model,wrap_checkoverflow_hook)
+
+inputs = torch.full((1, 3), 2.0, dtype=torch.float16)
+inputs = inputs.npu()
+try:
+    output = model(inputs)
+    loss = output.sum()
+    loss.backward()
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+)
+
+
+def test_001_020_the_first_call_that_overflows_is_named_and_its_values_are_kept(here: Path) -> None:
+    said = run(OVERFLOW)
+    (path,) = here.iterdir()
+    assert re.fullmatch(r"Overflow_info_\d{8}_\d{6}\.pkl", path.name)
+    name = "Tensor___mul___forward"
+    assert said == f"[check overflow]: module name :'{name}' is overflow and dump file is saved in '{path.name}'."
+    rows = lines(path)
+    assert rows[0][0] == f"{name}_stack_info.0" and "function='Net.forward'" in rows[0][1]
+    assert rows[-1] == [f"{name}_output", [math.inf] * 3, "torch.float16", [1, 3]]
+    dump = open_dump(path)
+    (call,) = dump.calls()
+    assert call_text(call.id) == "Tensor.__mul__.0.forward"
+    assert [dump.load(value).reshape(-1).tolist() for value in call.values] == [[2.0] * 3, [60000.0], [math.inf] * 3]
+    assert dump.stack(call)[0].function == "Net.forward"
 
 
 # --- compare ----------------------------------------------------------------------------------------------------

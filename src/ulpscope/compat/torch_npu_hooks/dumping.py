@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.capture.session import Capture
+from ulpscope.compat.torch_npu_hooks.overflow import OverflowCheck
 from ulpscope.compat.torch_npu_hooks.steps import ArgumentError, schedule, step_schedule
-from ulpscope.errors import CaptureError, did_you_mean
-from ulpscope.frameworks.torch import determinism, npu
+from ulpscope.errors import did_you_mean
+from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.optimizer_watch import OptimizerWatch
 from ulpscope.store.formats.hooks_writer import append_hooks, export_arrays
 from ulpscope.store.reader import Dump
@@ -53,6 +54,7 @@ class _Session:
         self._optimizers = OptimizerWatch(self._file)
         self._count = 0
         self._pid = 0
+        self._check: OverflowCheck | None = None
 
     def follow(self) -> None:
         """Dumps, or does not, as the step and what has been said so far tell."""
@@ -74,6 +76,12 @@ class _Session:
                 self._own.rmdir()
         self._capture = None
         atexit.unregister(self.close)
+
+    def check_overflows(self, model: Any) -> None:
+        if self._check is None:
+            self._check = OverflowCheck(model)
+        else:
+            self._check.watch(model)
 
     @property
     def _place(self) -> Path | None:
@@ -155,7 +163,8 @@ def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
     if type(capacity) is not int or capacity not in _CAPACITY:
         raise ArgumentError("capacity range [3, 2048].")
     if hook is wrap_checkoverflow_hook:
-        return _no_overflow_check()
+        _session.check_overflows(model)
+        return
     folder = Path(kwargs.get("path", "./")) if hook is wrap_async_datadump_hook else None
     if (folder, sample) != (_session.folder, _session.sample):
         _session.close()
@@ -167,14 +176,3 @@ def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
     if folder is None and _session.file is None:
         _log.info("nothing is dumped before set_dump_path names a file")
     _session.follow()
-    return None
-
-
-def _no_overflow_check() -> None:
-    if npu.npu_of_process() is None:
-        _log.warning("Overflow detection needs an NPU; there is none.")
-        return
-    raise CaptureError(
-        "wrap_checkoverflow_hook is not there yet in this version of ulpscope. "
-        "The statistics of a dump show the first call whose inputs are finite and whose output is not"
-    )

@@ -20,8 +20,9 @@ import numpy as np
 
 from ulpscope.dtypes import Array, dtype_named
 from ulpscope.errors import DumpError
-from ulpscope.records import Phase, Role, Value
+from ulpscope.records import CallRecord, Frame, Phase, Role, Value
 from ulpscope.store.formats.npy import write_npy
+from ulpscope.store.formats.pkl_lines import STACK
 from ulpscope.store.formats.pkl_names import api_name, has_place, named_values
 from ulpscope.store.reader import Dump
 
@@ -57,6 +58,30 @@ def append_hooks(dump: Dump, path: Path, *, sample: bool = True, first: int = 0)
     except OSError as error:
         raise DumpError(f"cannot write {path}: {error.strerror}; choose another file") from error
     return number
+
+
+def write_overflow(dump: Dump, call: CallRecord, path: Path) -> None:
+    """Writes one call as the overflow check did: its stack, then all of its values whole. Raises DumpError."""
+    name = f"{api_name(dump, call.id)}_{call.id.phase.value}"
+    frames = map(_frame_text, dump.stack(call))
+    rows: list[list[Any]] = [[f"{name}_{STACK}.{at}", text] for at, text in enumerate(frames)]
+    for role, place, value in _in_order(call):
+        if value.payload is not None and "stored_shape" not in value.extra:
+            numbers = numbers_of(dump, value, sample=False).tolist()
+            rows.append([f"{name}_{role.value}{place}", numbers, value.dtype, list(value.shape or ())])
+        elif not value.is_tensor:
+            rows.append([f"{name}_{role.value}{place}", value.scalar])
+    try:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    except OSError as error:
+        raise DumpError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _frame_text(frame: Frame) -> str:
+    return (
+        f"FrameInfo(filename='{frame.file}', lineno={frame.line}, function='{frame.function}', "
+        f"code_context=['{frame.text}'], index=0)"
+    )
 
 
 def export_arrays(dump: Dump, folder: Path, *, first: int = 0) -> int:
@@ -103,11 +128,15 @@ def _values(dump: Dump) -> Iterator[tuple[str, Value]]:
     for call in dump.calls():
         if not has_place(call.id):
             continue
-        rows = [(_role(call.id.phase, role), at, value) for value, role, at in named_values(call)]
-        for side in (Role.INPUT, Role.OUTPUT):
-            for role, at, value in rows:
-                if role is side and is_held(value):
-                    yield f"{api_name(dump, call.id)}_{call.id.phase.value}_{role.value}{at}", value
+        for role, at, value in _in_order(call):
+            if is_held(value):
+                yield f"{api_name(dump, call.id)}_{call.id.phase.value}_{role.value}{at}", value
+
+
+def _in_order(call: CallRecord) -> list[tuple[Role, str, Value]]:
+    """The values of a call with the roles that they have here, inputs first."""
+    rows = [(_role(call.id.phase, role), at, value) for value, role, at in named_values(call)]
+    return sorted(rows, key=lambda row: row[0] is Role.OUTPUT)
 
 
 def _role(phase: Phase, role: Role) -> Role:
