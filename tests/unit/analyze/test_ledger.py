@@ -96,6 +96,15 @@ def test_a_result_that_leans_is_named_if_chance_does_not_explain_it(toward: floa
     assert (judgement.first is not None) == named
 
 
+@pytest.mark.parametrize(("scalars", "named"), [({"other": 0.1}, False), ({}, True)])
+def test_a_product_with_a_number_may_lean_since_the_number_is_rounded_first(
+    scalars: dict[str, Any], named: bool
+) -> None:
+    product = {"kind": "map", "op": "aten.mul.Tensor", "scalars": scalars}
+    leaning = measure(dtype="float32", toward=0.8, spread=0.001, rms=0.8)
+    assert (judge(with_one(3, measures=(leaning,), **product)).first is not None) == named
+
+
 def test_an_element_that_should_be_finite_and_is_not_names_its_producer() -> None:
     judgement = judge(with_one(2, measures=(measure(lost=1),)))
     assert judgement.first is not None
