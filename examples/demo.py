@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,31 +63,47 @@ class FaultyDevice(TorchDispatchMode):
         return out
 
 
-def train(folder: Path, device: AbstractContextManager[Any]) -> float:
-    """Two training steps, recorded into a folder; returns the last loss."""
+def train(device: AbstractContextManager[Any], watch: Callable[[nn.Module], Any]) -> float:
+    """Two training steps on a device, watched; returns the last loss."""
     ulpscope.seed_all(1234)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tokens = torch.randint(0, 100, (4, 16))
-    with device, ulpscope.capture(folder, model=model, level="mix", overwrite=True) as capture:
+    with device, watch(model) as watched:
         for _ in range(2):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             loss.backward()
             optimizer.step()
-            capture.step()
+            watched.step()
     return loss.item()
+
+
+def recorded(folder: Path) -> Callable[[nn.Module], Any]:
+    return lambda model: ulpscope.capture(folder, model=model, level="mix", overwrite=True)
+
+
+def judged(folder: Path) -> Callable[[nn.Module], Any]:
+    return lambda model: ulpscope.ledger(folder, model=model, overwrite=True)
+
+
+def run(*arguments: str) -> None:
+    print(f"\n$ ulpscope {' '.join(arguments)}")
+    with suppress(SystemExit):
+        cli.main([*arguments], standalone_mode=False)
 
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp(prefix="ulpscope-demo-"))
-    reference, target = folder / "reference", folder / "target"
-    losses = train(reference, nullcontext()), train(target, FaultyDevice(4))
-    print(f"loss after two steps: {losses[0]:.6f} on the reference, {losses[1]:.6f} on the target\n")
-    print(f"$ ulpscope show {reference} --limit 6")
-    cli.main(["show", str(reference), "--limit", "6"], standalone_mode=False)
-    print(f"\n$ ulpscope compare {reference} {target}")
-    cli.main(["compare", str(reference), str(target), "--exit-zero"], standalone_mode=False)
+    reference, target, ledger = folder / "reference", folder / "target", folder / "ledger"
+    losses = train(nullcontext(), recorded(reference)), train(FaultyDevice(4), recorded(target))
+    print(f"loss after two steps: {losses[0]:.6f} on the reference, {losses[1]:.6f} on the target")
+    run("show", str(reference), "--limit", "6")
+    print("\nTwo runs, side by side:")
+    run("compare", str(reference), str(target), "--exit-zero")
+    print("\nThe target alone, every kernel beside its own float64 replay:")
+    train(FaultyDevice(4), judged(ledger))
+    run("blame", str(ledger), "--exit-zero")
 
 
 if __name__ == "__main__":

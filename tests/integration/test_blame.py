@@ -396,3 +396,11 @@ def test_what_cannot_be_read_and_what_cannot_be_meant_have_their_exit_codes(tmp_
     assert ulp("blame", cwd=tmp_path).returncode == 2
     (tmp_path / "empty.py").write_text("print('nothing')", encoding="utf-8")
     assert ulp("blame", "--", sys.executable, "empty.py", cwd=tmp_path).returncode == 4
+
+
+def test_a_folder_with_a_ledger_is_refused_at_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        with ulpscope.ledger(tmp_path, overwrite=True):
+            torch.ones(2) * 2
+    with pytest.raises(ulpscope.CaptureError, match=r"overwrite=True"), ulpscope.ledger(tmp_path):
+        torch.ones(2) * 2

@@ -45,10 +45,13 @@ class Ledger:
         self._written_rank = 0
 
     def start(self, model: Any = None) -> Ledger:
-        """Begins, or goes on with, judging. A second start changes nothing."""
+        """Begins, or goes on with, judging. A second start changes nothing.
+
+        Raises CaptureError where another run's ledger lies already."""
         if self.started:
             return self
         if self._probe is None:
+            self._refuse_taken(self._place()[0])
             self._models += [item for item in models_of(model) if not any(item is known for known in self._models)]
             self._probe = ReplayProbe(self._calls, self._add, self._calls.source, models=self._models)
             if self._steps is not None:
@@ -120,13 +123,17 @@ class Ledger:
         self._writer.add({"seq": self._seq, "step": self.current_step, "rank": self._written_rank, **fields})
         self._seq += 1
 
-    def _open(self) -> LedgerWriter:
-        rank, world = self._place()
+    def _refuse_taken(self, rank: int) -> Path:
         path = ledger_path(self.path, rank)
         if path.exists() and not self._overwrite:
             raise CaptureError(
-                f"{path} exists and is never mixed with a new ledger; choose another folder or ask to overwrite it"
+                f"{path} exists and is never mixed with a new ledger; choose another folder or overwrite=True"
             )
+        return path
+
+    def _open(self) -> LedgerWriter:
+        rank, world = self._place()
+        path = self._refuse_taken(rank)
         about = {"rank": rank, "world_size": world, "environment": devices.environment()}
         self._written_rank = rank
         return LedgerWriter(path, about)
