@@ -21,6 +21,7 @@ from ulpscope import native
 from ulpscope.dtypes import DType
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import cuda_crc, cuda_plain
+from ulpscope.frameworks.torch.cuda_launch import Launch
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
 from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS, rows_of
 from ulpscope.frameworks.torch.cuda_tables import SketchTables
@@ -32,6 +33,9 @@ _ROWS = 512
 _PARTS = 20 << 10
 _BATCHES = 4
 _SMALLEST_SPAN = 32
+# From so many elements on programs take blocks of one turn, in so many shares; in twice as many from the second number.
+_WIDE, _LARGE = 1 << 20, 1 << 23
+_SHARES = 2
 _MOST_PROGRAMS = 512
 _DIMENSIONS = 4
 _RESIDUES = 128
@@ -49,7 +53,7 @@ def is_capturing() -> bool:
 def kernels() -> Any:
     """The Triton kernels, or None where Triton is missing."""
     try:
-        return importlib.import_module("ulpscope.frameworks.torch.cuda_kernels")
+        return importlib.import_module("ulpscope.frameworks.torch.cuda_all_kernels")
     except (ImportError, AttributeError, RuntimeError) as error:
         log.info("measuring with torch operators, which is slower: %s", error)
         return None
@@ -58,20 +62,31 @@ def kernels() -> Any:
 class Plan:
     """How tensors of one type and layout are measured."""
 
-    __slots__ = ("about", "constants", "contiguous", "kind", "nbytes", "programs", "residues", "scalars")
+    __slots__ = (
+        "about", "contiguous", "counts", "direct", "kind", "launch", "nbytes", "programs", "residues", "room", "scalars",
+        "wide", "wide_programs", "wide_scalars",
+    )  # fmt: skip
 
     kind: int
     nbytes: int
-    programs: int
-    # numel, span, sizes and strides: the last arguments of a launch.
-    scalars: tuple[int, ...]
-    # None: by torch operators.
-    constants: tuple[Any, ...] | None
+    about: tuple[int, ...]
     # Whether everything that reads it wants a contiguous copy.
     contiguous: bool
+    # Whether the kernels can read it where it lies, if that is a multiple of four.
+    direct: bool
+    # Parts that it may need.
+    room: int
+    # None: by torch operators. The scalars are the number of elements, span, sizes and strides.
+    launch: Launch | None
+    programs: int
+    scalars: tuple[int, ...]
+    # For large ordinary tensors at aligned places. The scalars are the blocks of each turn, number of elements, shares.
+    wide: Launch | None
+    wide_programs: int
+    wide_scalars: tuple[int, ...]
+    counts: Tensor
     # For the CRC: programs, bytes, words, words of a span.
     residues: tuple[int, int, int, int]
-    about: tuple[int, ...]
 
 
 class _Batch:
@@ -88,6 +103,7 @@ class _Batch:
         self.event = torch.cuda.Event() if pinned else None
         self.stream: Any = None
         self.addresses = self.parts.data_ptr(), self.segments.data_ptr()
+        self.residue_addresses = self.places.data_ptr(), self.residues.data_ptr()
         self.numbers: list[int] = []
         self.about: list[tuple[int, ...]] = []
         self.tickets: list[int] = []
@@ -106,12 +122,15 @@ class CudaGauge:
         self._flags = flags
         self._sketched = bool(flags & native.SKETCH)
         self._measured = bool(flags & (native.SKETCH | native.STATS))
-        self._compiled: dict[Any, tuple[Any, ...]] = {}
+        self._checked = bool(flags & native.CRC)
+        self._simple = not pool_bytes
+        self._launches: dict[tuple[str, ...], Launch] = {}
+        self._plans: dict[Any, Plan] = {}
         self._kernels = kernels()
         if self._kernels is not None and self._on_cuda:
             self._try_kernels()
         self._tables = SketchTables(device)
-        self._table_addresses = (0, 0)
+        self._table_addresses = self._list_addresses = (0, 0)
         self._weights = self._doublings = torch.empty(0, dtype=torch.int32)
         if flags & native.CRC and self._kernels is not None:
             self._weights = _words(cuda_crc.lane_weights(_RESIDUES), device)
@@ -127,6 +146,14 @@ class CudaGauge:
         """How to measure tensors like this one. Raises RuntimeError while a graph is captured."""
         if self._on_cuda:
             _refuse_graphs()
+        key = (dtype.name, tuple(value.shape), tuple(value.stride()))
+        found = self._plans.get(key)
+        if found is None:
+            with torch.no_grad(), _no_dispatch():
+                found = self._plans[key] = self._new_plan(value, dtype)
+        return found
+
+    def _new_plan(self, value: Tensor, dtype: DType) -> Plan:
         plan = Plan()
         numel = value.numel()
         plan.kind = KINDS.get(dtype.name, DOUBLE if dtype.name == "complex128" else FLOAT)
@@ -135,31 +162,65 @@ class CudaGauge:
         blocks = -(-elements // BUCKETS)
         sizes, strides = _collapsed(tuple(value.shape), tuple(value.stride()))
         strided = bool(sizes) and not (len(sizes) == 1 and strides[0] == 1)
-        whole = bool(self._flags & native.CRC) or self._pool_bytes > 0
-        plan.contiguous = strided and (whole or len(sizes) > _DIMENSIONS or numel >= _STRIDED_LIMIT)
+        checked = bool(self._flags & native.CRC)
+        plan.contiguous = strided and (
+            checked or self._pool_bytes > 0 or len(sizes) > _DIMENSIONS or numel >= _STRIDED_LIMIT
+        )
         strided = strided and not plan.contiguous
-        span = max(_SMALLEST_SPAN, -(-blocks // _MOST_PROGRAMS))
-        span = -(-span // 16) * 16
+        length = min(BUCKETS, elements) if self._sketched else 0
+        plan.about = (numel, plan.kind, self._flags, length, cuda_crc.of_zeros(plan.nbytes) if checked else 0)
+        words = -(-plan.nbytes // 4)
+        reach = _rounded(max(_SMALLEST_RESIDUE_SPAN, -(-words // _RESIDUES)), 1024)
+        plan.residues = (-(-words // reach), plan.nbytes, words, reach)
+        plan.launch = plan.wide = None
+        plan.room = 0
+        plan.direct = False
+        if self._kernels is not None and dtype.name in KINDS and self._measured:
+            self._plan_kernels(plan, dtype, numel, blocks, (sizes, strides) if strided else None)
+        elif self._sketched:
+            self._reach(blocks)
+        return plan
+
+    def _plan_kernels(
+        self, plan: Plan, dtype: DType, numel: int, blocks: int, layout: tuple[tuple[int, ...], ...] | None
+    ) -> None:
+        span = _rounded(max(_SMALLEST_SPAN, -(-blocks // _MOST_PROGRAMS)), 16)
+        plan.room = plan.programs = -(-blocks // span)
         plan.scalars = (numel, span, 1, 1, 1, 0, 0, 0, 1)
-        if strided:
+        if layout is not None:
+            sizes, strides = layout
             missing = _DIMENSIONS - len(sizes)
             plan.scalars = (numel, span, *((1,) * missing + sizes)[1:], *(0,) * missing, *strides)
-        plan.programs, plan.constants = 0, None
-        if self._kernels is not None and dtype.name in KINDS and self._measured:
-            plan.programs = -(-blocks // span)
-            constants = (self._kernels.dtype(dtype.name), plan.kind, self._sketched, strided, self._kernels.ROWS)
-            plan.constants = constants
-        words = -(-plan.nbytes // 4)
-        residue_span = max(_SMALLEST_RESIDUE_SPAN, -(-words // _RESIDUES))
-        residue_span = -(-residue_span // 1024) * 1024
-        plan.residues = (-(-words // residue_span), plan.nbytes, words, residue_span)
-        length = min(BUCKETS, elements) if self._sketched else 0
-        plan.about = (numel, plan.kind, self._flags, length, cuda_crc.of_zeros(plan.nbytes))
-        if self._sketched and blocks > self._tables.blocks:
-            with torch.no_grad(), _no_dispatch():
-                self._tables.reach(blocks)
-            self._table_addresses = self._tables.signs.data_ptr(), self._tables.turns.data_ptr()
-        return plan
+        name = self._kernels.dtype(dtype.name)
+        constants = (name, plan.kind, self._sketched, layout is not None, self._kernels.ROWS)
+        plan.launch = self._launch(self._kernels.measure, constants)
+        plan.direct = not plan.contiguous and (not self._checked or plan.nbytes % 4 == 0)
+        is_wide = plan.kind == FLOAT and layout is None and numel >= _WIDE
+        if self._sketched or is_wide:
+            self._reach(blocks)
+        if is_wide:
+            split = _SHARES if numel < _LARGE else 2 * _SHARES
+            plan.counts = self._tables.counts(numel // BUCKETS)
+            plan.wide = self._launch(self._kernels.measure_wide, (name, self._sketched, 16 // dtype.itemsize))
+            plan.wide_programs = BUCKETS * split + (numel % BUCKETS > 0)
+            plan.wide_scalars = (plan.counts.data_ptr(), numel, split)
+            plan.room = max(plan.programs, plan.wide_programs)
+
+    def _reach(self, blocks: int) -> None:
+        """Makes the tables long enough."""
+        if blocks > self._tables.blocks:
+            self._tables.reach(blocks)
+            tables = self._tables
+            self._table_addresses = tables.signs.data_ptr(), tables.turns.data_ptr()
+            self._list_addresses = tables.order.data_ptr(), tables.starts.data_ptr()
+
+    def _launch(self, kernel: Any, constants: tuple[Any, ...] = ()) -> Launch:
+        key = (kernel.__name__, *map(str, constants))
+        found = self._launches.get(key)
+        if found is None:
+            direct = self._only_device and self._kernels.LAUNCHES_DIRECTLY
+            found = self._launches[key] = Launch(kernel, constants, self._device, direct=direct)
+        return found
 
     def measure(self, value: Tensor, pointer: int, plan: Plan) -> int:
         """Queues the measuring of a tensor as it is now; returns the number of its row. Raises RuntimeError while a
@@ -171,21 +232,18 @@ class CudaGauge:
         batch = self._open.get(stream)
         if batch is None:
             batch = self._open_batch(stream)
-        elif len(batch.numbers) >= _ROWS or batch.used + plan.programs > _PARTS:
+        elif len(batch.numbers) >= _ROWS or batch.used + plan.room > _PARTS:
             self._send(stream)
             batch = self._open_batch(stream)
-        if (
-            plan.constants is not None
-            and self._flags & native.CRC == 0
-            and not plan.contiguous
-            and not self._pool_bytes
-        ):
+        if self._simple and plan.direct and pointer % 4 == 0:
             self._launch_measure(pointer, plan, batch, stream)
+            if self._checked:
+                self._launch_residue(pointer, plan, batch, stream)
         else:
             with torch.no_grad(), _no_dispatch():
                 self._queue_all(value, plan, batch, stream)
         number = self._sink.reserve_measure()
-        batch.used += plan.programs
+        batch.used += plan.room
         batch.numbers.append(number)
         batch.about.append(plan.about)
         return number
@@ -211,9 +269,20 @@ class CudaGauge:
 
     def _launch_measure(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
         parts, segments = batch.addresses
-        place = (pointer, parts, batch.used, segments, len(batch.numbers), *self._table_addresses, *plan.scalars)
-        assert plan.constants is not None
-        self._launch(self._kernels.measure, plan.programs, stream, place, plan.constants)
+        signs, turns = self._table_addresses
+        row = len(batch.numbers)
+        if plan.wide is not None and pointer % 16 == 0:
+            plan.wide(
+                plan.wide_programs, stream, pointer, parts, batch.used, segments, row, signs, turns,
+                *self._list_addresses, *plan.wide_scalars,
+            )  # fmt: skip
+        elif plan.launch is not None:
+            plan.launch(plan.programs, stream, pointer, parts, batch.used, segments, row, signs, turns, *plan.scalars)
+
+    def _launch_residue(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
+        programs, *sizes = plan.residues
+        place = (*batch.residue_addresses, len(batch.numbers))
+        self._launch(self._kernels.residue)(programs, stream, pointer, *place, *sizes, self._weights.data_ptr())
 
     def _queue_all(self, value: Tensor, plan: Plan, batch: _Batch, stream: int) -> None:
         """Everything that may need a contiguous form: torch operators, the CRC, the bits themselves."""
@@ -221,38 +290,23 @@ class CudaGauge:
         whole = value.detach()
         if plan.contiguous or not whole.is_contiguous():
             whole = whole.contiguous()
-        if plan.constants is not None:
+        if plan.launch is not None:
             self._launch_measure(whole.data_ptr(), plan, batch, stream)
         else:
             batch.segments[row].zero_()
             answer = batch.rows[row].zero_()
             if self._measured:
                 cuda_plain.answer(whole, plan.kind, self._tables if self._sketched else None, answer)
-        if self._flags & native.CRC:
+        if self._checked:
             raw = whole.reshape(-1).view(torch.uint8)
             if self._kernels is None:
                 batch.rows[row, 10] = cuda_crc.remainder(raw)
             else:
                 if plan.nbytes % 4 or raw.data_ptr() % 4:
                     raw = torch.nn.functional.pad(raw, (0, -plan.nbytes % 4))
-                programs, *sizes = plan.residues
-                place = (raw.data_ptr(), batch.places.data_ptr(), batch.residues.data_ptr(), row)
-                self._launch(self._kernels.residue, programs, stream, (*place, *sizes, self._weights.data_ptr()))
+                self._launch_residue(raw.data_ptr(), plan, batch, stream)
         if self.payloads is not None:
             batch.tickets.append(self.payloads.send(whole, plan.nbytes) if plan.nbytes <= self._pool_bytes else -1)
-
-    def _launch(
-        self, kernel: Any, programs: int, stream: int, arguments: tuple[Any, ...], constants: tuple[Any, ...] = ()
-    ) -> None:
-        known = self._compiled.get((kernel, constants))
-        if known is not None:
-            run, function, packed = known
-            run(programs, 1, 1, stream, function, packed, None, None, None, *arguments, *constants)
-            return
-        with torch.cuda.device(self._device if self._on_cuda else None):
-            made = kernel[(programs,)](*arguments, *constants)
-        if self._only_device and self._on_cuda and self._kernels.LAUNCHES_DIRECTLY:
-            self._compiled[kernel, constants] = (made.run, made.function, made.packed_metadata)
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -276,10 +330,10 @@ class CudaGauge:
         with torch.no_grad(), _no_dispatch(), torch.cuda.stream(batch.stream):
             rows = batch.rows.data_ptr()
             if batch.used:
-                self._launch(self._kernels.combine, count, stream, (*batch.addresses, rows), (self._sketched,))
-            if self._flags & native.CRC and self._kernels is not None:
-                place = (batch.places.data_ptr(), batch.residues.data_ptr(), rows, self._doublings.data_ptr())
-                self._launch(self._kernels.combine_residues, count, stream, place)
+                self._launch(self._kernels.combine, (self._sketched,))(count, stream, *batch.addresses, rows)
+            if self._checked and self._kernels is not None:
+                place = (*batch.residue_addresses, rows, self._doublings.data_ptr())
+                self._launch(self._kernels.combine_residues)(count, stream, *place)
             batch.host[:count].copy_(batch.rows[:count], non_blocking=True)
             if batch.event is not None:
                 batch.event.record()
@@ -304,6 +358,10 @@ class CudaGauge:
 def _refuse_graphs() -> None:
     if torch._C._cuda_isCurrentStreamCapturing():
         raise RuntimeError(IN_GRAPH)
+
+
+def _rounded(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 def _words(numbers: list[int], device: torch.device) -> Tensor:

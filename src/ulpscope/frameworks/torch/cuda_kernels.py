@@ -14,25 +14,8 @@ counts of nan, +inf, -inf and zero, for float64 the squares of values scaled by 
 import triton
 import triton.language as tl
 
-from ulpscope.frameworks.torch.cuda_crc_kernels import combine_residues, residue
-
-__all__ = ["LAUNCHES_DIRECTLY", "ROWS", "combine", "combine_residues", "dtype", "measure", "residue"]
-
 # Blocks that a program reads at a time: enough loads under way, few enough registers.
 ROWS = 16
-# From this version on a compiled kernel is called with all arguments, constants included; that takes a few microseconds
-# less than looking the kernel up each time.
-LAUNCHES_DIRECTLY = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 4)
-_DTYPES = {
-    "float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16, "float64": tl.float64,
-    "int8": tl.int8, "int16": tl.int16, "int32": tl.int32, "int64": tl.int64,
-    "uint8": tl.uint8, "uint16": tl.uint16, "uint32": tl.uint32, "uint64": tl.uint64, "bool": tl.uint8,
-}  # fmt: skip
-
-
-def dtype(name: str) -> tl.dtype:
-    """What Triton calls an element type."""
-    return _DTYPES[name]
 
 
 @triton.jit
@@ -140,10 +123,11 @@ def _quick(
 
 @triton.jit
 def _careful(
-    head, sums, pointer, first, stop, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3,
-    KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr,
+    head, sums, pointer, first, stop, numel, signs, turns, order, n1, n2, n3, s0, s1, s2, s3,
+    KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """The part of a span of any type: float64 throughout, what is not finite counted and left out."""
+    """The part of a span of any type: float64 throughout, what is not finite counted and left out. With `LISTED`, of the
+    blocks that `order` names."""
     high = tl.full([256], -0x8000000000000000, tl.int64)
     low = tl.full([256], 0x7FFFFFFFFFFFFFFF, tl.int64)
     total = tl.zeros([256], tl.float64)
@@ -155,7 +139,8 @@ def _careful(
     above = tl.zeros([256], tl.int32)
     below = tl.zeros([256], tl.int32)
     zero = tl.zeros([256], tl.int32)
-    for row in range(first, stop):
+    for number in range(first, stop):
+        row = tl.load(order + number) if LISTED else number
         at = _place(row, turns, SKETCHED)
         place = row.to(tl.int64) * 256 + at
         inside = place < numel
@@ -256,13 +241,13 @@ def measure(
                 tl.store(sums, sketch.to(tl.float32))
         else:
             _careful(
-                head, sums, pointer, first, stop, numel, sign_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
-                KIND, SKETCHED, STRIDED,
+                head, sums, pointer, first, stop, numel, sign_table, turn_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
+                KIND, SKETCHED, STRIDED, False,
             )  # fmt: skip
     else:
         _careful(
-            head, sums, pointer, first, stop, numel, sign_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
-            KIND, SKETCHED, STRIDED,
+            head, sums, pointer, first, stop, numel, sign_table, turn_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
+            KIND, SKETCHED, STRIDED, False,
         )  # fmt: skip
 
 

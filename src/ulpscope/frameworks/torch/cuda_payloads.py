@@ -9,6 +9,7 @@ full, and then only.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from ulpscope import native
 from ulpscope.frameworks.base import Sink
+
+log = logging.getLogger(__name__)
 
 Place = tuple[int, int]
 _SLOTS = 4
@@ -142,6 +145,8 @@ class CudaPayloads:
                 if parcel.event is not None:
                     parcel.event.synchronize()
                 place = self._stored_place(self._pool.data_ptr() + parcel.start, parcel.nbytes)
+            except Exception as error:  # the border of a thread: whoever waits for the ticket must be answered
+                log.warning("a tensor could not be stored: %s", error)
             finally:
                 with self._changed:
                     self._places[parcel.ticket] = place

@@ -1,6 +1,6 @@
 """Signs and turns of the sketch as tables on a device. `ulpscope/native.py` has the definition.
 
-Hashing on the fly would cost more than all statistics together; a table is 36 bytes for each block of 256 elements, and
+Hashing on the fly would cost more than all statistics together; a table is 40 bytes for each block of 256 elements, and
 stays in the cache of the device.
 """
 
@@ -36,12 +36,13 @@ def hashes(first: int, count: int, device: torch.device) -> Tensor:
 
 
 class SketchTables:
-    """`signs` has eight words of 32 signs for each block, `turns` one number; both grow with the largest tensor seen."""
+    """`signs` has eight words of 32 signs for each block, `turns` one number; they grow with the largest tensor seen.
+    `order` has the blocks sorted by turn, each turn from `starts` on."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.blocks = 0
-        self.signs = self.turns = torch.empty(0, dtype=torch.int32, device=device)
+        self.signs = self.turns = self.order = self.starts = torch.empty(0, dtype=torch.int32, device=device)
         # Kernels that were queued may still read a table that has been replaced.
         self._replaced: list[Tensor] = []
 
@@ -49,7 +50,7 @@ class SketchTables:
         """Makes sure that the tables hold this many blocks."""
         if blocks <= self.blocks:
             return
-        self._replaced += [self.signs, self.turns]
+        self._replaced += [self.signs, self.turns, self.order, self.starts]
         size = _FIRST
         while size < blocks:
             size *= 2
@@ -60,7 +61,14 @@ class SketchTables:
             self.signs[first : first + len(part)] = part[:, :8]
             self.turns[first : first + len(part)] = part[:, 8] & 255
         self.turns[0] = 0
+        self.order = torch.argsort(self.turns[:size], stable=True).to(torch.int32)
+        counts = torch.bincount(self.turns[:size], minlength=256)
+        self.starts = (counts.cumsum(0) - counts).to(torch.int32)
         if self.device.type == "cuda":
             # Once in a while, so that every stream may read them.
             torch.cuda.current_stream(self.device).synchronize()
         self.blocks = size
+
+    def counts(self, blocks: int) -> Tensor:
+        """How many of the first blocks have each turn."""
+        return torch.bincount(self.turns[:blocks], minlength=256).to(torch.int32)

@@ -250,10 +250,12 @@ class TorchMeasurer:
         dtype = _CODES.get(value.dtype)
         shape = tuple(int(size) for size in value.shape)
         contiguous = value.is_contiguous()
-        on_device = value.is_cuda and value.numel() > 0
+        on_device = value.is_cuda
         meta.plain = dtype is not None and value.layout is torch.strided and (on_device or value.device.type == "cpu")
         meta.plain = meta.plain and not value.is_conj() and not value.is_quantized
-        meta.plan = self._gauge(value).plan(value, dtype) if on_device and meta.plain and dtype is not None else None
+        meta.plan = None
+        if on_device and meta.plain and dtype is not None and value.numel():
+            meta.plan = self._gauge(value).plan(value, dtype)
         meta.number = self._text({"type": tensors.type_name(value), **_describe(value)})
         if dtype is not None:
             meta.code, meta.itemsize = dtype.code, dtype.itemsize
@@ -398,6 +400,6 @@ def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
     plain = value.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    if plain.device.type not in ("cpu", "cuda") or not plain.numel():
+    if plain.device.type not in ("cpu", "cuda"):
         plain = plain.to("cpu")
     return plain.as_subclass(Tensor), {}

@@ -1,0 +1,43 @@
+"""Launching a compiled Triton kernel for a few microseconds: Triton's own way looks the kernel up at each launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Launch:
+    """One kernel with its constants on one device. The first call compiles it; `direct` says whether the later ones may
+    go past Triton's front end."""
+
+    __slots__ = ("_before", "_constants", "_device", "_direct", "_kernel", "_run")
+
+    def __init__(self, kernel: Any, constants: tuple[Any, ...], device: torch.device, *, direct: bool) -> None:
+        self._kernel = kernel
+        self._constants = constants
+        self._device = device if device.type == "cuda" else None
+        self._direct = direct
+        self._run: Any = None
+        self._before: tuple[Any, ...] = ()
+
+    def __call__(self, programs: int, stream: int, *arguments: int) -> None:
+        if self._run is not None:
+            self._run(programs, 1, 1, stream, *self._before, *arguments, *self._constants)
+            return
+        with torch.cuda.device(self._device):
+            made = self._kernel[(programs,)](*arguments, *self._constants)
+        if self._direct and self._device is not None:
+            self._remember(made)
+
+    def _remember(self, made: Any) -> None:
+        run = made.run
+        self._before = (made.function, made.packed_metadata, None, None, None)
+        inner = getattr(run, "launch", None)
+        scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
+        if inner is not None and not scratch and hasattr(run, "launch_pdl"):
+            # Past the Python part of the launcher, which only makes scratch memory that ours do not use.
+            flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+            self._before = (made.function, *flags, made.packed_metadata, None, None, None)
+            run = inner
+        self._run = run

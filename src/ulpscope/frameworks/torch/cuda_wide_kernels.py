@@ -1,0 +1,198 @@
+"""Measuring large contiguous tensors of ordinary floats near the speed of the memory, by Triton.
+
+Blocks with the same turn go into the same buckets without exchange between lanes. So each program takes blocks of one
+turn (a list that is sorted by turn, `cuda_tables.py`), reads them 16 bytes a lane, adds them as they lie, and turns its
+256 sums once, when it writes them. The parts are those of `cuda_kernels.measure`.
+"""
+
+import triton
+import triton.language as tl
+
+from ulpscope.frameworks.torch.cuda_kernels import _careful, _key
+
+
+@triton.jit
+def _store_part(head, high, low, total, square, zero):
+    tl.store(head, _key(high))
+    tl.store(head + 1, _key(low))
+    numbers = head.to(tl.pointer_type(tl.float64))
+    tl.store(numbers + 2, total)
+    tl.store(numbers + 3, square)
+    nothing = tl.zeros([], tl.int64)
+    tl.store(head + 4, nothing)
+    tl.store(head + 5, nothing)
+    tl.store(head + 6, nothing)
+    tl.store(head + 7, zero)
+    tl.store(head + 8, nothing)
+    tl.store(head + 9, nothing)
+
+
+@triton.jit
+def _numbers(order, at, stop, BLOCKS: tl.constexpr):
+    """The next blocks of a list; past its end the first block of the tensor, which is there."""
+    place = at + tl.arange(0, BLOCKS)
+    return tl.load(order + place, mask=place < stop, other=0)
+
+
+@triton.jit
+def _fetch(pointer, sign_bytes, block, SKETCHED: tl.constexpr, WIDTH: tl.constexpr):
+    """The elements of a few blocks, a lane reading WIDTH neighbours, and their signs."""
+    lane = (tl.arange(0, 256 // WIDTH) * WIDTH)[None, :, None]
+    row = block[:, None, None]
+    x = tl.load(pointer + (row.to(tl.int64) * 256 + lane + tl.arange(0, WIDTH)[None, None, :]))
+    if SKETCHED:
+        byte = tl.load(sign_bytes + row * 32 + lane // 8)
+    else:
+        byte = row
+    return x, byte
+
+
+@triton.jit
+def _fold(
+    raw, byte, inside, high, low, total, square, zero, sketch,
+    SKETCHED: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Adds what was fetched."""
+    x = raw.to(tl.float32)
+    if MASKED:
+        x = tl.where(inside, x, 0.0)
+        high = tl.maximum(high, tl.max(tl.where(inside, x, float("-inf")), 2))
+        low = tl.minimum(low, tl.min(tl.where(inside, x, float("inf")), 2))
+        zero += tl.sum(((x == 0) & inside).to(tl.float32), 2)
+    else:
+        high = tl.maximum(high, tl.max(x, 2))
+        low = tl.minimum(low, tl.min(x, 2))
+        zero += tl.sum((x == 0).to(tl.float32), 2)
+    total += tl.sum(x, 2)
+    square += tl.sum(x * x, 2)
+    if SKETCHED:
+        lane = (tl.arange(0, 256 // WIDTH) * WIDTH)[None, :, None]
+        element = tl.arange(0, WIDTH)[None, None, :]
+        minus = (byte.to(tl.int32) << (31 - lane % 8 - element)) & -0x80000000
+        sketch += (x.to(tl.int32, bitcast=True) ^ minus).to(tl.float32, bitcast=True)
+    return high, low, total, square, zero, sketch
+
+
+@triton.jit
+def _tile(
+    pointer, sign_bytes, one, two, three, four, at, stop, high, low, total, square, zero, sketch,
+    SKETCHED: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Four groups of blocks: all are asked for before the first is used. They are added among themselves before they
+    meet what was carried over: Triton's pass for sums over loops fails on three dimensions."""
+    LANES: tl.constexpr = 256 // WIDTH
+    BLOCKS: tl.constexpr = 128 // LANES
+    x1, b1 = _fetch(pointer, sign_bytes, one, SKETCHED, WIDTH)
+    x2, b2 = _fetch(pointer, sign_bytes, two, SKETCHED, WIDTH)
+    x3, b3 = _fetch(pointer, sign_bytes, three, SKETCHED, WIDTH)
+    x4, b4 = _fetch(pointer, sign_bytes, four, SKETCHED, WIDTH)
+    left = (stop - at - tl.arange(0, BLOCKS))[:, None, None]
+    most = tl.full([BLOCKS, LANES], float("-inf"), tl.float32)
+    least = tl.full([BLOCKS, LANES], float("inf"), tl.float32)
+    few = tl.zeros([BLOCKS, LANES], tl.float32)
+    few_squares = tl.zeros([BLOCKS, LANES], tl.float32)
+    few_zeros = tl.zeros([BLOCKS, LANES], tl.float32)
+    most, least, few, few_squares, few_zeros, sketch = _fold(
+        x1, b1, left > 0, most, least, few, few_squares, few_zeros, sketch, SKETCHED, MASKED, WIDTH
+    )
+    most, least, few, few_squares, few_zeros, sketch = _fold(
+        x2, b2, left > BLOCKS, most, least, few, few_squares, few_zeros, sketch, SKETCHED, MASKED, WIDTH
+    )
+    most, least, few, few_squares, few_zeros, sketch = _fold(
+        x3, b3, left > 2 * BLOCKS, most, least, few, few_squares, few_zeros, sketch, SKETCHED, MASKED, WIDTH
+    )
+    most, least, few, few_squares, few_zeros, sketch = _fold(
+        x4, b4, left > 3 * BLOCKS, most, least, few, few_squares, few_zeros, sketch, SKETCHED, MASKED, WIDTH
+    )
+    high = tl.maximum(high, most)
+    low = tl.minimum(low, least)
+    zero += few_zeros.to(tl.int32)
+    total += few.to(tl.float64)
+    square += few_squares.to(tl.float64)
+    return high, low, total, square, zero, sketch
+
+
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "order", "starts",
+                               "counts", "numel", "split"])  # fmt: skip
+def measure_wide(
+    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64,
+    turns: tl.int64, order: tl.int64, starts: tl.int64, counts: tl.int64, numel: tl.int64, split: tl.int32,
+    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One part: blocks of one turn, or a share of them; the last program takes the block that is not whole."""
+    program = tl.program_id(0)
+    pointer = tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
+    sign_table = signs.to(tl.pointer_type(tl.int32))
+    turn_table = turns.to(tl.pointer_type(tl.int32))
+    list_of_blocks = order.to(tl.pointer_type(tl.int32))
+    head = parts.to(tl.pointer_type(tl.int64)) + (part + program) * 140
+    sums = (head + 12).to(tl.pointer_type(tl.float32))
+    bucket = tl.arange(0, 256)
+    if program == 0:
+        segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
+        tl.store(segment, part)
+        tl.store(segment + 1, tl.num_programs(0).to(tl.int64))
+    if program == 256 * split:
+        whole = (numel // 256).to(tl.int32)
+        _careful(
+            head, sums + bucket, pointer, whole, whole + 1, numel, sign_table, turn_table, list_of_blocks,
+            0, 0, 0, 0, 0, 0, 0, 0, SKETCHED, False, False,
+        )  # fmt: skip
+        return
+    turn = program // split
+    share = program % split
+    begin = tl.load(starts.to(tl.pointer_type(tl.int32)) + turn)
+    count = tl.load(counts.to(tl.pointer_type(tl.int32)) + turn)
+    each = (count + split * 16 - 1) // (split * 16) * 16
+    first = begin + tl.minimum(share * each, count)
+    stop = begin + tl.minimum((share + 1) * each, count)
+    LANES: tl.constexpr = 256 // WIDTH
+    BLOCKS: tl.constexpr = 128 // LANES
+    high = tl.full([BLOCKS, LANES], float("-inf"), tl.float32)
+    low = tl.full([BLOCKS, LANES], float("inf"), tl.float32)
+    total = tl.zeros([BLOCKS, LANES], tl.float64)
+    square = tl.zeros([BLOCKS, LANES], tl.float64)
+    zero = tl.zeros([BLOCKS, LANES], tl.int32)
+    sketch = tl.zeros([BLOCKS, LANES, WIDTH], tl.float32)
+    sign_bytes = signs.to(tl.pointer_type(tl.uint8))
+    GROUP: tl.constexpr = 4 * BLOCKS
+    full = first + (stop - first) // GROUP * GROUP
+    one = _numbers(list_of_blocks, first, stop, BLOCKS)
+    two = _numbers(list_of_blocks, first + BLOCKS, stop, BLOCKS)
+    three = _numbers(list_of_blocks, first + 2 * BLOCKS, stop, BLOCKS)
+    four = _numbers(list_of_blocks, first + 3 * BLOCKS, stop, BLOCKS)
+    for at in range(first, full, GROUP):
+        next_one = _numbers(list_of_blocks, at + GROUP, stop, BLOCKS)
+        next_two = _numbers(list_of_blocks, at + GROUP + BLOCKS, stop, BLOCKS)
+        next_three = _numbers(list_of_blocks, at + GROUP + 2 * BLOCKS, stop, BLOCKS)
+        next_four = _numbers(list_of_blocks, at + GROUP + 3 * BLOCKS, stop, BLOCKS)
+        high, low, total, square, zero, sketch = _tile(
+            pointer, sign_bytes, one, two, three, four, at, stop, high, low, total, square, zero, sketch,
+            SKETCHED, False, WIDTH,
+        )  # fmt: skip
+        one = next_one
+        two = next_two
+        three = next_three
+        four = next_four
+    if full < stop:
+        high, low, total, square, zero, sketch = _tile(
+            pointer, sign_bytes, one, two, three, four, full, stop, high, low, total, square, zero, sketch,
+            SKETCHED, True, WIDTH,
+        )  # fmt: skip
+    largest = tl.max(tl.max(high, 1), 0)
+    smallest = tl.min(tl.min(low, 1), 0)
+    sum_all = tl.sum(tl.sum(total, 1), 0)
+    sum_squares = tl.sum(tl.sum(square, 1), 0)
+    # As in cuda_kernels.measure: what is not finite, or has lost bits, is read once more with care.
+    finite = (tl.abs(sum_all) < float("inf")) & (sum_squares < float("inf"))
+    exact = (sum_squares > 1e-25) | ((largest == 0) & (smallest == 0))
+    if finite & exact:
+        _store_part(head, largest, smallest, sum_all, sum_squares, tl.sum(tl.sum(zero, 1), 0).to(tl.int64))
+        if SKETCHED:
+            place = (tl.arange(0, LANES) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+            tl.store(sums + ((place + turn) & 255), tl.sum(sketch, 0))
+    else:
+        _careful(
+            head, sums + bucket, pointer, first, stop, numel, sign_table, turn_table, list_of_blocks,
+            0, 0, 0, 0, 0, 0, 0, 0, SKETCHED, False, True,
+        )  # fmt: skip
