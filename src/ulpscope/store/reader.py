@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import stat
 import struct
 from collections.abc import Iterator
 from functools import cached_property
@@ -307,7 +308,7 @@ class Dump:
     @cached_property
     def _payload_file(self) -> memoryview:
         path = self.folder / layout.PAYLOAD
-        if path.is_symlink() or not path.is_file() or not path.stat().st_size:
+        if not _is_plain(path) or not path.stat().st_size:
             return memoryview(b"")
         with path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -315,7 +316,7 @@ class Dump:
     @cached_property
     def _payload_tail(self) -> tuple[int, bytes]:
         path = self.folder / layout.PAYLOAD_JOURNAL
-        return left_in(path) if path.is_file() and not path.is_symlink() else (0, b"")
+        return left_in(path) if _is_plain(path) else (0, b"")
 
 
 _Meta = tuple[str, str | None, tuple[int, ...] | None, tuple[int, ...] | None, str | None, bool | None, dict[str, Any]]
@@ -407,11 +408,21 @@ def _rows(data: bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(data, dtype=dtype, count=len(data) // dtype.itemsize)
 
 
-def _read_file(path: Path) -> bytearray:
-    if path.is_symlink():
-        raise DumpError(f"{path} is a symbolic link; a dump holds plain files only")
+def _is_plain(path: Path) -> bool:
+    """Whether there is a file, and it is one to read: no link that leads elsewhere, no pipe that never ends."""
     try:
-        return bytearray(path.read_bytes())
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISREG(mode):
+        return True
+    what = "a symbolic link" if stat.S_ISLNK(mode) else "no plain file"
+    raise DumpError(f"{path} is {what}; a dump holds plain files only")
+
+
+def _read_file(path: Path) -> bytearray:
+    try:
+        return bytearray(path.read_bytes()) if _is_plain(path) else bytearray()
     except FileNotFoundError:
         return bytearray()
     except OSError as error:
@@ -421,6 +432,7 @@ def _read_file(path: Path) -> bytearray:
 def _read_manifest(folder: Path) -> Manifest:
     path = folder / layout.MANIFEST
     try:
+        _is_plain(path)
         raw = json.loads(path.read_text(encoding="utf-8"))
         found = Manifest(**{key: raw[key] for key in Manifest.__dataclass_fields__ if key in raw})
     except FileNotFoundError:
@@ -437,7 +449,7 @@ def _read_manifest(folder: Path) -> Manifest:
 def _replay_journal(folder: Path, tables: list[bytearray]) -> int:
     """Puts what a killed process left in its journal into the tables; returns how many frames that were."""
     path = folder / layout.JOURNAL
-    if not path.is_file() or path.is_symlink():
+    if not _is_plain(path):
         return 0
     _, data = left_in(path)
     at = frames = 0
