@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ulpscope.dtypes import DTYPES, bits_from
+from ulpscope.dtypes import DTYPES, bits_from, values_from
 from ulpscope.errors import DumpError
-from ulpscope.store.formats.npy import as_bfloat16, read_npy, write_npy
+from ulpscope.store.formats.npy import as_bfloat16, narrowed, read_npy, write_npy
 
 NUMPY_TYPES = [name for name, dtype in DTYPES.items() if dtype.exact is not None]
 
@@ -149,3 +149,23 @@ def test_a_damaged_file_is_refused_or_read_as_what_it_then_says(
     except DumpError:
         return
     assert raw.nbytes == dtype.itemsize * int(np.prod(shape))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"])
+def test_what_was_widened_is_narrowed_again(tmp_path: Path, name: str) -> None:
+    dtype = DTYPES[name]
+    codes = np.arange(256, dtype=dtype.bits)
+    if name == "bfloat16":
+        codes = codes << 8
+    write_npy(tmp_path / "a.npy", dtype, codes.shape, codes.tobytes())
+    found, shape, raw = read_npy(tmp_path / "a.npy")
+    assert (found.name, shape) == ("float32", (256,))
+    narrow = narrowed(raw, dtype)
+    assert narrow is not None
+    again = values_from(narrow, dtype, shape)
+    assert np.array_equal(again, values_from(codes.data, dtype, shape), equal_nan=True)
+    assert np.array_equal(np.signbit(again)[again == 0], np.signbit(values_from(codes.data, dtype, shape))[again == 0])
+
+
+def test_a_number_that_is_none_of_the_narrow_type_is_not_narrowed() -> None:
+    assert narrowed(np.array([1.0, 1e-9], dtype="<f4").tobytes(), DTYPES["float8_e5m2"]) is None

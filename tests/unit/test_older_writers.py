@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ulpscope.records import Phase, Value
 from ulpscope.store.formats.hooks_writer import export_arrays, write_hooks
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
 from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.tables import NONE32
 
 ARRAY = np.array([[1.5, -2.0], [0.0, 4.0]], dtype=np.float32)
 LONG = np.arange(16, dtype=np.float32)
@@ -251,3 +253,24 @@ def test_convert_writes_for_ptdbg(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (tmp_path / "old/step0/ptdbg_dump_v2.0/rank0/api_stack_dump.pkl").is_file()
     assert contents(open_dump(tmp_path / "old")) == contents(dump)
+
+
+def test_a_tensor_whose_sizes_cannot_be_said_is_left_out(tmp_path: Path) -> None:
+    builder = DumpBuilder(tmp_path / "native")
+    nested = builder.text({"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, None, 4]})
+    plain = builder._value
+    builder._value = lambda value: (nested, NONE32, NONE32) if value == "nested" else plain(value)  # type: ignore[method-assign]
+    builder.call("Torch", "f", values={("input", 0): "nested", ("input", 1): 3})
+    dump = open_dump(builder.close())
+    assert [row[0] for row in rows(write_ptdbg(dump, tmp_path))] == ["Torch_f_0_forward_input.1"]
+
+
+def test_files_are_readable_for_the_group_whatever_the_umask(tmp_path: Path) -> None:
+    dump = made(tmp_path, ("Torch", "abs", Phase.FORWARD, {("output", 0): ARRAY}))
+    before = os.umask(0o077)
+    try:
+        path = write_ptdbg(dump, tmp_path / "rank0")
+    finally:
+        os.umask(before)
+    modes = [each.stat().st_mode & 0o777 for each in (path, path.with_suffix(""), *path.with_suffix("").iterdir())]
+    assert modes == [0o640, 0o750, 0o640]

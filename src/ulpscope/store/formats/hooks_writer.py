@@ -148,7 +148,7 @@ def is_held(value: Value) -> bool:
     return (
         value.payload is not None
         and bool(value.shape)
-        and 0 not in (value.shape or ())
+        and all(type(size) is int and size > 0 for size in value.shape or ())
         and str(value.dtype).removeprefix("torch.").startswith(_FLOATS)
         and "stored_shape" not in value.extra
     )
@@ -156,13 +156,14 @@ def is_held(value: Value) -> bool:
 
 def numbers_of(dump: Dump, value: Value, *, sample: bool) -> Array:
     """The numbers of a line, for a value that it can hold."""
+    elements = dump.load(value).reshape(-1)
     with np.errstate(over="ignore"):
-        elements = dump.load(value).reshape(-1).astype(np.float32).astype(np.float64)
         if not sample:
-            return elements
+            return elements.astype(np.float32).astype(np.float64)
         stats = value.stats
         if stats is None or None in (stats.max, stats.min, stats.mean):
-            told = [elements.max(), elements.min(), elements.mean()]
+            told = [elements.max(), elements.min(), elements.mean(dtype=np.float64)]
         else:
             told = [stats.max, stats.min, stats.mean]
-        return np.concatenate([elements[:SAMPLED], np.array(told, dtype=np.float32).astype(np.float64)])
+        numbers = [np.array(each, dtype=np.float32) for each in (elements[:SAMPLED], told)]
+    return np.concatenate(numbers).astype(np.float64)

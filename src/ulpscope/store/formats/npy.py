@@ -2,7 +2,7 @@
 
 The header is text in one form, as numpy writes it; element types that are no plain numbers (objects, texts, records,
 dates) are refused. There is no bfloat16 in this format: the older tools store it as float32, and so does `write_npy`;
-`as_bfloat16` takes it back.
+`narrowed` takes it back.
 """
 
 from __future__ import annotations
@@ -78,6 +78,25 @@ def as_bfloat16(raw: bytes | memoryview) -> memoryview | None:
     """The bits of float32 numbers that all are bfloat16; None when one of them is not."""
     bits = np.frombuffer(raw, dtype="<u4")
     return memoryview((bits >> 16).astype("<u2").tobytes()) if not np.any(bits & 0xFFFF) else None
+
+
+def narrowed(raw: bytes | memoryview, dtype: DType) -> memoryview | None:
+    """The bits of a type that numpy lacks from the wider elements `write_npy` gave it; None where one is not of that type.
+
+    Of several kinds of NaN that look the same there, the first comes back.
+    """
+    if dtype.name == "bfloat16":
+        return as_bfloat16(raw)
+    if dtype.itemsize != 1:
+        return None
+    codes = np.arange(256, dtype=np.uint8)
+    wide = values_from(codes.data, dtype, codes.shape)
+    known, first = np.unique(wide.view("<u4"), return_index=True)
+    given = np.frombuffer(raw, dtype="<u4")
+    places = np.minimum(np.searchsorted(known, given), len(known) - 1)
+    if not np.array_equal(known[places], given):
+        return None
+    return memoryview(codes[first[places]].tobytes())
 
 
 def _header(path: Path, data: Any) -> tuple[int, tuple[str, bool, tuple[int, ...]]]:

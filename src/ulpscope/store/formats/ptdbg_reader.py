@@ -18,7 +18,7 @@ from typing import Any
 from ulpscope.dtypes import DTYPES, DType
 from ulpscope.errors import DumpError
 from ulpscope.records import CallId, CallRecord, Frame, Payload, Phase, Role, Slot, Stats, Summary, ToldStats, Value
-from ulpscope.store.formats.npy import as_bfloat16, read_npy
+from ulpscope.store.formats.npy import narrowed, read_npy
 from ulpscope.store.formats.pkl_lines import (
     PLACE,
     STACK,
@@ -190,8 +190,8 @@ class PtdbgDump(LinesDump):
         path = self._data_folder / f"{name}.npy"
         dtype, shape, raw = read_npy(path)
         told = DTYPES.get(str(value.dtype).removeprefix("torch."))
-        if told is not None and told.name == "bfloat16" and dtype.name == "float32":
-            narrow = as_bfloat16(raw)
+        if told is not None and told.exact is None and dtype.name == "float32":
+            narrow = narrowed(raw, told)
             if narrow is not None:
                 dtype, raw = told, narrow
         if dtype is not told or shape != value.shape:

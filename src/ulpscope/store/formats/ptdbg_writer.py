@@ -67,6 +67,7 @@ def write_ptdbg(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o750)
+        draft.chmod(0o750)  # whatever the umask, as the tool does
         try:
             lines = _Lines(dump, draft if arrays and mode != _STACKS_ONLY else None, mode, floats_only)
             lines.dump_step = dump_step
@@ -102,6 +103,7 @@ def append_ptdbg(
 
 def _write(path: Path, rows: Iterator[list[Any]], how: int = os.O_CREAT | os.O_EXCL) -> None:
     descriptor = os.open(path, os.O_WRONLY | how, 0o640)
+    os.fchmod(descriptor, 0o640)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
@@ -147,6 +149,8 @@ class _Lines:
             if self._floats_only and not _is_float_tensor(value):
                 continue
             row = [f"{name}_{role.value}{at}", value.extra.get("dump_step", default), []]
+            if value.is_tensor and not _has_sizes(value):
+                continue  # a nested tensor: there is no way to say its shape
             if value.is_tensor:
                 self._store(row[0], value)
                 yield [*row, value.dtype, list(value.shape or ()), _statistics(value)]
@@ -194,6 +198,10 @@ class _Lines:
     def _write(self, path: Path, dtype: DType, shape: tuple[int, ...], bits: bytes | memoryview) -> None:
         write_npy(path, dtype, shape, bits)
         path.chmod(0o640)
+
+
+def _has_sizes(value: Value) -> bool:
+    return all(type(size) is int and size >= 0 for size in value.shape or ())
 
 
 def _is_float_tensor(value: Value) -> bool:
