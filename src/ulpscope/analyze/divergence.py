@@ -152,10 +152,11 @@ class Search:
         for each in comparison.values:
             found.levels[each.verdict.level] += 1
             found.evidence[each.evidence] += 1
-        finding = self._status(comparison)
+        ins, outs = _parted(comparison)
+        finding = self._status(comparison, ins, outs)
         found.statuses[finding.status] += 1
         self._note(comparison, finding)
-        self._remember(comparison)
+        self._remember(comparison, outs)
         return finding.status
 
     def result(self) -> Divergence:
@@ -180,7 +181,7 @@ class Search:
                 yield around
             above = self._parent.get(above)
 
-    def _remember(self, comparison: CallComparison) -> None:
+    def _remember(self, comparison: CallComparison, outs: Sequence[Comparison]) -> None:
         call = comparison.match.call
         if call.origin is not None:
             self._backward[call.origin] = call.seq
@@ -188,7 +189,7 @@ class Search:
                 self._forward_parent[call.seq] = call.parent
         elif call.parent is not None:
             self._parent[call.seq] = call.parent
-        for each in _outputs(comparison):
+        for each in outs:
             if each.target is not None:
                 self._written.update(_marks(each.target))
             self._dirty = self._dirty or each.verdict.level is Level.FAIL
@@ -200,28 +201,28 @@ class Search:
 
     # --- one call -----------------------------------------------------------------------------------------------
 
-    def _status(self, comparison: CallComparison) -> Finding:
+    def _status(self, comparison: CallComparison, ins: list[Comparison], outs: list[Comparison]) -> Finding:
         match = comparison.match
-        if match.call.id.kind == KIND and match.target is not None:
+        call = match.call.id
+        if call.kind == KIND and match.target is not None:
             return self._communication(comparison)
         if match.reference is None or match.target is None:
             return self._finding(Status.UNMATCHED, comparison, None, None, 0.0, match.why)
-        ins, outs = list(_inputs(comparison)), list(_outputs(comparison))
-        if match.call.id.name in _MEMORY:
+        if call.name in _MEMORY:
             outs = []
-        if match.call.id.phase is Phase.PARAMETERS_GRAD or is_inside(match.call, self._communication_seq):
+        if call.phase is Phase.PARAMETERS_GRAD or is_inside(match.target, self._communication_seq):
             return self._passed_on(comparison, outs)
         changed = _changed(ins)
-        saved_dirty, saved = self._saved(match.call.id)
+        saved_dirty, saved = self._saved(call)
         into, out = _most(ins), _most(outs)
         into = None if into is None or saved is None else max(into, saved)
-        limit = _limit(match.call.id, ins, outs, into)
+        limit = _limit(call, ins, outs, into)
         if changed is not None:
             text = f"{_slot(changed)} is {changed.verdict.text}"
             return self._finding(Status.SOURCE, comparison, into, out, limit, text)
         if any(each.verdict.level is Level.FAIL for each in outs):
             return self._different(comparison, ins, into, out, limit, saved_dirty)
-        source = self._source(match.call.id, ins)
+        source = self._source(call, ins)
         if source is not None:
             text = f"{_slot(source)} differs, and no recorded call wrote it"
             return self._finding(Status.SOURCE, comparison, into, out, limit, text)
@@ -360,7 +361,7 @@ class Search:
 
 
 def _limit(call: CallId, ins: Sequence[Comparison], outs: Sequence[Comparison], into: float | None) -> float:
-    rounding = max([each.rounding for each in (*ins, *outs)], default=0.0)
+    rounding = max(_coarsest(ins), _coarsest(outs))
     kept = _cancelled(ins, outs)
     return (1.0 if call.name.strip("_") in _SCALES else kept) * _rounded(rounding) + kept * _GAIN * (into or 0.0)
 
@@ -382,7 +383,7 @@ def _cancelled(ins: Sequence[Comparison], outs: Sequence[Comparison]) -> float:
         return 1.0
     numel = min(math.prod(each.reference.shape or ()) for each in outs if each.reference is not None)
     large = [size for each in ins if (size := _size(each.reference, numel))]
-    return max([1.0, *(size / min(small) for size in large)])
+    return max(1.0, max(large) / min(small)) if large else 1.0
 
 
 def _size(value: Value | None, numel: int) -> float | None:
@@ -397,19 +398,25 @@ def _size(value: Value | None, numel: int) -> float | None:
 
 def _most(values: Sequence[Comparison]) -> float | None:
     """The largest known error; None where one that differs has none."""
-    if any(each.error is None and each.verdict.level is Level.FAIL and _is_tensor(each) for each in values):
-        return None
-    return max([each.error for each in values if each.error is not None], default=0.0)
+    most = 0.0
+    for each in values:
+        error = each.error
+        if error is not None:
+            most = max(most, error)
+        elif each.verdict.level is Level.FAIL and _is_tensor(each):
+            return None
+    return most
 
 
-def _inputs(comparison: CallComparison) -> Iterator[Comparison]:
-    if comparison.match.call.id.phase is not Phase.PARAMETERS_GRAD:
-        yield from (each for each in comparison.values if each.slot.role is not Role.OUTPUT)
-
-
-def _outputs(comparison: CallComparison) -> Iterator[Comparison]:
-    whole = comparison.match.call.id.phase is Phase.PARAMETERS_GRAD
-    yield from (each for each in comparison.values if whole or each.slot.role is Role.OUTPUT)
+def _parted(comparison: CallComparison) -> tuple[list[Comparison], list[Comparison]]:
+    """What went into a call, and what came out."""
+    if comparison.match.call.id.phase is Phase.PARAMETERS_GRAD:
+        return [], list(comparison.values)
+    ins: list[Comparison] = []
+    outs: list[Comparison] = []
+    for each in comparison.values:
+        (outs if each.slot.role is Role.OUTPUT else ins).append(each)
+    return ins, outs
 
 
 def _marks(value: Value) -> tuple[object, ...]:
@@ -420,7 +427,8 @@ def _marks(value: Value) -> tuple[object, ...]:
 
 
 def _is_tensor(each: Comparison) -> bool:
-    return any(value is not None and value.is_tensor for value in (each.reference, each.target))
+    left, right = each.reference, each.target
+    return (left is not None and left.shape is not None) or (right is not None and right.shape is not None)
 
 
 def _side(values: Iterable[Comparison]) -> Side:
@@ -433,12 +441,17 @@ def _side(values: Iterable[Comparison]) -> Side:
 
 def _changed(ins: Sequence[Comparison]) -> Comparison | None:
     """The first argument that is another one in the target."""
-    dtypes = max([each.rounding for each in ins], default=0.0)
     for each in ins:
         codes = each.verdict.codes
-        if not is_group(each) and (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(dtypes, each))):
+        if (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(_coarsest(ins), each))) and not is_group(
+            each
+        ):
             return each
     return None
+
+
+def _coarsest(values: Iterable[Comparison]) -> float:
+    return max([each.rounding for each in values], default=0.0)
 
 
 def _same_in(rounding: float, each: Comparison) -> bool:
