@@ -225,7 +225,7 @@ def test_004_028_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name / "dump" / "step0" / "rank0" / "dump.json").is_file()
 
 
-@pytest.mark.parametrize("task", ["free_benchmark", "run_ut"])
+@pytest.mark.parametrize("task", ["run_ut"])
 def test_a_task_that_is_not_there_yet_says_so(tmp_path: Path, task: str) -> None:
     done = run(tmp_path, LOOP, task=task)
     assert done.returncode == 1

@@ -11,6 +11,7 @@ from ulpscope.errors import did_you_mean
 # check -> what --help says about it; `check_NAME.py` beside this file has a command NAME.
 CHECKS = {
     "overflow": "The call that made the first inf or nan.",
+    "noise": "Calls whose result changes more than a small change of their input explains.",
     "ops": "Every recorded API call run again in float64, and what was recorded beside it.",
 }
 

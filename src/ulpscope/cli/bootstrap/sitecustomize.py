@@ -13,9 +13,11 @@ sys.modules.setdefault("sitecustomize", _me)  # the interpreter looks for what i
 
 try:
     from ulpscope.capture.watch import watch
+    from ulpscope.replay.noise_watch import NOISE_VARIABLE, begin_noise
     from ulpscope.replay.watch import LEDGER_VARIABLE, begin
 except ImportError as error:
     sys.stderr.write(f"ulpscope: not recording, this Python cannot import ulpscope ({error}): {sys.executable}\n")
 else:
     watch()
     watch(LEDGER_VARIABLE, begin)
+    watch(NOISE_VARIABLE, begin_noise)

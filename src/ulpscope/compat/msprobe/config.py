@@ -18,7 +18,7 @@ DEFAULT_CONFIG = Path(__file__).with_name("config.json")
 OWN_FOLDER = ".ulpscope"  # our own store of a run that is under way, or was killed
 LEVELS = {"L0": "module", "L1": "op", "L2": "kernel", "mix": "mix", "debug": "module"}
 TASKS = ("statistics", "tensor", "overflow_check", "free_benchmark", "run_ut")
-READY = ("statistics", "tensor", "overflow_check")
+READY = ("statistics", "tensor", "overflow_check", "free_benchmark")
 _OLD_NAMES = {"acc_check": "run_ut"}
 Reader = Callable[[Any], Any]
 

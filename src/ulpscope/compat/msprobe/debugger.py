@@ -10,6 +10,7 @@ from typing import Any
 
 from ulpscope.capture.session import Capture
 from ulpscope.compat.msprobe.config import READY, DebuggerConfig, load_config
+from ulpscope.compat.msprobe.free_benchmark import FreeBenchmark
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.loader_watch import LoaderWatch
@@ -50,11 +51,7 @@ class PrecisionDebugger:
             PrecisionDebugger._current._close()
         self.config = config
         seed_all(config.seed, config.is_deterministic)
-        self._capture = Capture(model=model, **config.capture_options())
-        self._capture.on_dump = self._write
-        self._capture.as_msprobe = True
-        if self._capture.sieve is not None:
-            self._capture.sieve.ending = self._ending
+        self._capture = self._make_capture(model) if config.task != "free_benchmark" else FreeBenchmark(config, model)
         self._written: dict[Path, int] = {}
         self._loader: LoaderWatch | None = None
         self._last = config.last_step
@@ -99,6 +96,14 @@ class PrecisionDebugger:
             self._loader.remove()
         self._capture.close()
         PrecisionDebugger._current = None
+
+    def _make_capture(self, model: Any) -> Capture:
+        capture = Capture(model=model, **self.config.capture_options())
+        capture.on_dump = self._write
+        capture.as_msprobe = True
+        if capture.sieve is not None:
+            capture.sieve.ending = self._ending
+        return capture
 
     def _ending(self, found: list[CallId]) -> BaseException:
         """What ends training at the last overflow that was allowed: the exception of msprobe, with what there is to see."""
