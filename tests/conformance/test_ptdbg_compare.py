@@ -205,7 +205,7 @@ def test_000_119_127_what_has_no_counterpart_is_not_compared(tmp_path: Path) -> 
     assert (dtype["Cosine"], dtype["Accuracy Reached or Not"]) == ("1.0", "Yes")
 
 
-def test_000_115_the_stack_mode_goes_with_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_000_115_004_026_the_stack_mode_goes_with_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     arrays = {"Torch_norm_1_forward_output": GOOD}
     plain, stacked = dumped(tmp_path / "a", arrays, name="dump"), dumped(tmp_path / "b", arrays)
     with pytest.raises(ValueError, match="does not contain stack information, please turn off the stack_mode"):

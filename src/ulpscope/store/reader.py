@@ -301,8 +301,8 @@ class Dump:
                 head = bytes(stored[start : min(end, base)])
                 return memoryview(head + tail[max(0, start - base) : end - base])
             # While the process is writing, bytes may have gone from the ring to the file between the two looks.
-            self.__dict__.pop("_payload_file")
-            self.__dict__.pop("_payload_tail")
+            self.__dict__.pop("_payload_file", None)
+            self.__dict__.pop("_payload_tail", None)
         raise DumpError(f"{self.folder / layout.PAYLOAD} ends before byte {end}: the file is cut")
 
     @cached_property
