@@ -2,15 +2,14 @@
 
 Each tensor gets a row number in the dump at once and launches on the stream it is used on: the order of the stream makes
 the numbers right, whoever writes the tensor afterwards. Answers gather in a batch on the device; a full batch, or the
-end of a step, sends them back in one copy that nobody waits for. The rows of a batch are filled in when a later one is
-opened, or at the end of the step.
+end of a step, sends them back in one copy that nobody waits for. Rows are filled in a thousand at a time, long after their
+answers were sent, or at the end of the step.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,8 @@ IN_GRAPH = "queued while a CUDA graph was captured: it is computed at each repla
 _ROWS = 512
 _PARTS = 20 << 10
 _BATCHES = 4
+# Answers in each half of the memory they come back to.
+_MAIL = 1024
 _SMALLEST_SPAN = 32
 # From so many elements on programs take blocks of one turn, in so many shares; in twice as many from the second number.
 _WIDE, _LARGE = 1 << 20, 1 << 23
@@ -90,24 +91,38 @@ class Plan:
 
 
 class _Batch:
-    """Answers of up to `_ROWS` tensors on one stream. The event marks the end of their way back."""
+    """Room for the answers of up to `_ROWS` tensors on one stream. Its order lets the next ones in once they are copied."""
 
     def __init__(self, device: torch.device) -> None:
-        pinned = device.type == "cuda"
         self.parts = torch.empty(_PARTS, ANSWER, dtype=torch.int64, device=device)
         self.segments = torch.empty(_ROWS, 2, dtype=torch.int64, device=device)
         self.rows = torch.empty(_ROWS, ANSWER, dtype=torch.int64, device=device)
         self.places = torch.empty(_ROWS, 2, dtype=torch.int64, device=device)
         self.residues = torch.empty(_ROWS, _RESIDUES, dtype=torch.int32, device=device)
-        self.host = torch.empty(_ROWS, ANSWER, dtype=torch.int64, pin_memory=pinned)
-        self.event = torch.cuda.Event() if pinned else None
         self.stream: Any = None
         self.addresses = self.parts.data_ptr(), self.segments.data_ptr()
         self.residue_addresses = self.places.data_ptr(), self.residues.data_ptr()
+        self.empty()
+
+    def empty(self) -> None:
         self.numbers: list[int] = []
         self.about: list[tuple[int, ...]] = []
         self.tickets: list[int] = []
         self.used = 0
+
+
+class _Mail:
+    """Answers on their way back, or there: pinned memory, and an event after each copy into it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.host = torch.empty(_MAIL, ANSWER, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.empty()
+
+    def empty(self) -> None:
+        self.numbers: list[int] = []
+        self.about: list[tuple[int, ...]] = []
+        self.tickets: list[int] = []
+        self.events: list[Any] = []
 
 
 class CudaGauge:
@@ -137,10 +152,8 @@ class CudaGauge:
             self._doublings = _words(cuda_crc.doublings(), device)
         self.payloads = CudaPayloads(sink, device, pool_bytes) if pool_bytes else None
         self._pool_bytes = pool_bytes
-        self._open: dict[int, _Batch] = {}
-        self._free: list[_Batch] = []
-        self._sent: deque[_Batch] = deque()
-        self._made = 0
+        self._batches: dict[int, _Batch] = {}
+        self._mail: list[_Mail] = []
 
     def plan(self, value: Tensor, dtype: DType) -> Plan:
         """How to measure tensors like this one. Raises RuntimeError while a graph is captured."""
@@ -229,12 +242,11 @@ class CudaGauge:
         if self._on_cuda:
             _refuse_graphs()
             stream = torch._C._cuda_getCurrentRawStream(self._index)
-        batch = self._open.get(stream)
+        batch = self._batches.get(stream)
         if batch is None:
-            batch = self._open_batch(stream)
+            batch = self._new_batch(stream)
         elif len(batch.numbers) >= _ROWS or batch.used + plan.room > _PARTS:
             self._send(stream)
-            batch = self._open_batch(stream)
         if self._simple and plan.direct and pointer % 4 == 0:
             self._launch_measure(pointer, plan, batch, stream)
             if self._checked:
@@ -250,10 +262,10 @@ class CudaGauge:
 
     def finish(self) -> None:
         """Waits for every answer and fills in its row."""
-        for stream in list(self._open):
+        for stream in list(self._batches):
             self._send(stream)
-        while self._sent:
-            self._complete()
+        for mail in reversed(self._mail):
+            self._complete(mail)
 
     def _try_kernels(self) -> None:
         """One launch that does nothing: Triton wants a compiler, headers and a driver that suit each other."""
@@ -308,51 +320,71 @@ class CudaGauge:
         if self.payloads is not None:
             batch.tickets.append(self.payloads.send(whole, plan.nbytes) if plan.nbytes <= self._pool_bytes else -1)
 
-    # --- batches ------------------------------------------------------------------------------------------------
+    # --- the way back -------------------------------------------------------------------------------------------
 
-    def _open_batch(self, stream: int) -> _Batch:
-        """A batch for a stream: a free one, a new one, or the one that has been on its way longest."""
-        while self._sent and (self._sent[0].event is None or self._sent[0].event.query()):
-            self._complete()
-        if not self._free and self._made >= _BATCHES and self._sent:
-            self._complete()
-        if not self._free:
-            self._made += 1
-            with torch.no_grad(), _no_dispatch():
-                self._free.append(_Batch(self._device))
-        batch = self._open[stream] = self._free.pop()
-        batch.stream = torch.cuda.current_stream(self._device) if self._on_cuda else None
+    def _new_batch(self, stream: int) -> _Batch:
+        """A batch for a stream that has none: a new one, or that of the stream which has had one longest."""
+        with torch.no_grad(), _no_dispatch():
+            current = torch.cuda.current_stream(self._device) if self._on_cuda else None
+            if len(self._batches) < _BATCHES:
+                batch = _Batch(self._device)
+            else:
+                oldest = next(iter(self._batches))
+                self._send(oldest)
+                batch = self._batches.pop(oldest)
+                current.wait_stream(batch.stream)  # type: ignore[union-attr]
+        batch.stream = current
+        self._batches[stream] = batch
         return batch
 
     def _send(self, stream: int) -> None:
-        batch = self._open.pop(stream)
+        """Queues the copying of a batch's answers, after which the batch is empty."""
+        batch = self._batches[stream]
         count = len(batch.numbers)
+        if not count:
+            return
         with torch.no_grad(), _no_dispatch(), torch.cuda.stream(batch.stream):
+            mail = self._mail_for(count)
             rows = batch.rows.data_ptr()
             if batch.used:
                 self._launch(self._kernels.combine, (self._sketched,))(count, stream, *batch.addresses, rows)
             if self._checked and self._kernels is not None:
                 place = (*batch.residue_addresses, rows, self._doublings.data_ptr())
                 self._launch(self._kernels.combine_residues)(count, stream, *place)
-            batch.host[:count].copy_(batch.rows[:count], non_blocking=True)
-            if batch.event is not None:
-                batch.event.record()
-        self._sent.append(batch)
+            start = len(mail.numbers)
+            mail.host[start : start + count].copy_(batch.rows[:count], non_blocking=True)
+            if self._on_cuda:
+                mail.events.append(torch.cuda.Event())
+                mail.events[-1].record()
+        mail.numbers += batch.numbers
+        mail.about += batch.about
+        mail.tickets += batch.tickets
+        batch.empty()
 
-    def _complete(self) -> None:
-        batch = self._sent.popleft()
-        if batch.event is not None:
-            batch.event.synchronize()
-        answers = batch.host.numpy()[: len(batch.numbers)]
-        rows, sketches = rows_of(answers, np.array(batch.about, dtype=ABOUT))
+    def _mail_for(self, count: int) -> _Mail:
+        """Where so many answers fit. What lies in the other half is filled in before it is used again."""
+        if not self._mail:
+            self._mail = [_Mail(self._device), _Mail(self._device)]
+        if len(self._mail[0].numbers) + count > _MAIL:
+            self._mail.reverse()
+            self._complete(self._mail[0])
+        return self._mail[0]
+
+    def _complete(self, mail: _Mail) -> None:
+        """Fills in the rows of answers; waits for those that are still on their way."""
+        if not mail.numbers:
+            return
+        for event in mail.events:
+            event.synchronize()
+        answers = mail.host.numpy()[: len(mail.numbers)]
+        rows, sketches = rows_of(answers, np.array(mail.about, dtype=ABOUT))
         if self.payloads is not None:
-            for row, ticket in zip(rows, batch.tickets, strict=True):
+            for row, ticket in zip(rows, mail.tickets, strict=True):
                 place = self.payloads.place(ticket) if ticket >= 0 else None
                 if place is not None:
                     row["payload_offset"], row["payload_nbytes"] = place
-        self._sink.complete_measures(batch.numbers, rows, sketches)
-        batch.numbers, batch.about, batch.tickets, batch.used = [], [], [], 0
-        self._free.append(batch)
+        self._sink.complete_measures(mail.numbers, rows, sketches)
+        mail.empty()
 
 
 def _refuse_graphs() -> None:

@@ -28,6 +28,9 @@ from ulpscope.frameworks.torch.tensors import Path, Unrecordable
 log = logging.getLogger(__name__)
 
 NONE = 0xFFFFFFFF
+# As good as id() while an object lives, and no audit event: packages in wide use install a Python hook for those, and
+# then each id() costs more than what it is used for.
+identity = object.__hash__
 _CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _SWEEP = 10_000
 # Pinned memory through which full tensors leave a device; also the largest that can be taken.
@@ -113,7 +116,7 @@ class TorchMeasurer:
         """
         kind = type(value)
         if kind is Tensor or kind is Parameter:
-            seen = self._seen.get(id(value))
+            seen = self._seen.get(identity(value))
             if seen is not None and seen[0]() is value and self._unchanged(value, seen):
                 return seen[5]
             try:
@@ -141,13 +144,13 @@ class TorchMeasurer:
             return self.row(value)
         self.distrust((value,))
         if reason is UNINITIALISED and not value.is_inference():
-            self._fresh[id(value)] = (weakref.ref(value), value._version)
+            self._fresh[identity(value)] = (weakref.ref(value), value._version)
         return self._text({"type": tensors.type_name(value), **_describe(value)}), NONE, self._text({"error": reason})
 
     def if_fresh(self, value: Any) -> str | None:
         """The reason not to read a tensor that is still as `empty` left it, as far as torch knows. A foreign kernel may
         have filled it: so only the target of a call that is about to overwrite it is asked."""
-        known = self._fresh.get(id(value)) if self._fresh else None
+        known = self._fresh.get(identity(value)) if self._fresh else None
         fresh = known is not None and known[0]() is value and known[1] == value._version
         return UNINITIALISED if fresh else None
 
@@ -156,7 +159,7 @@ class TorchMeasurer:
         for value in values:
             if isinstance(value, Tensor):
                 base = value._base
-                owner = id(value if base is None else base)
+                owner = identity(value if base is None else base)
                 self._rewritten[owner] = self._rewritten.get(owner, 0) + 1
 
     def distrust(self, values: Iterable[Any]) -> None:
@@ -171,9 +174,9 @@ class TorchMeasurer:
 
     def release(self, value: Any) -> None:
         """Drops every weak reference to a tensor: torch refuses to swap one that has any."""
-        self._known = {place: known for place, known in self._known.items() if place[0] != id(value)}
-        self._fresh.pop(id(value), None)
-        self._seen.pop(id(value), None)
+        self._known = {place: known for place, known in self._known.items() if place[0] != identity(value)}
+        self._fresh.pop(identity(value), None)
+        self._seen.pop(identity(value), None)
 
     # --- ordinary tensors ---------------------------------------------------------------------------------------
 
@@ -188,7 +191,7 @@ class TorchMeasurer:
         if reusable:
             base, version = value._base, value._version
             owner = value if base is None else base
-            writes = self._rewritten.get(id(owner), 0) if self._rewritten else 0
+            writes = self._rewritten.get(identity(owner), 0) if self._rewritten else 0
             number = self._known_number(owner, offset, meta.layout, version, writes)
             if number is not None:
                 return number
@@ -212,19 +215,19 @@ class TorchMeasurer:
             reference = weakref.ref(owner)
             if base is None:
                 row = (meta.number, number, NONE)
-                self._seen[id(value)] = (
+                self._seen[identity(value)] = (
                     reference, version, pointer, value.requires_grad, (offset, meta.layout, writes), row
                 )  # fmt: skip
             else:
-                self._known[id(owner), offset, meta.layout] = (reference, version, number, writes)
+                self._known[identity(owner), offset, meta.layout] = (reference, version, number, writes)
         return number
 
     def _known_number(self, owner: Tensor, offset: int, layout: Any, version: int, writes: int) -> int | None:
         """The measure of this part of a tensor, if it was taken and nobody has written since."""
-        seen = self._seen.get(id(owner))
+        seen = self._seen.get(identity(owner))
         if seen is not None and seen[1] == version and seen[4] == (offset, layout, writes) and seen[0]() is owner:
             return seen[5][1]
-        known = self._known.get((id(owner), offset, layout)) if self._known else None
+        known = self._known.get((identity(owner), offset, layout)) if self._known else None
         if known is not None and known[1] == version and known[3] == writes and known[0]() is owner:
             return known[2]
         return None
