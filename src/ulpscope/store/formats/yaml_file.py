@@ -11,6 +11,8 @@ from typing import Any
 
 from ulpscope.errors import ConfigError
 
+_DEEPEST = 16
+
 
 def read_yaml(path: Path, *, most_bytes: int) -> Any:
     """What a file holds, as plain data. Raises ConfigError, naming the file, when it is too long or is no such YAML."""
@@ -18,10 +20,18 @@ def read_yaml(path: Path, *, most_bytes: int) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
+        depth = 0
+
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 raise yaml.YAMLError("aliases are not read here; write the names out")
-            return super().compose_node(parent, index)
+            if self.depth > _DEEPEST:
+                raise yaml.YAMLError(f"nested deeper than {_DEEPEST} levels")
+            self.depth += 1
+            try:
+                return super().compose_node(parent, index)
+            finally:
+                self.depth -= 1
 
     try:
         with path.open("rb") as file:
@@ -34,4 +44,6 @@ def read_yaml(path: Path, *, most_bytes: int) -> Any:
     except OSError as error:
         raise ConfigError([f"cannot be read: {error.strerror or error}"], str(path)) from error
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError([f"cannot be read, it is not yaml: {' '.join(str(error).split())[:400]}"], str(path)) from error
+        raise ConfigError(
+            [f"cannot be read, it is not yaml: {' '.join(str(error).split())[:400]}"], str(path)
+        ) from error
