@@ -12,6 +12,7 @@ from ulpscope.errors import did_you_mean
 CHECKS = {
     "overflow": "The call that made the first inf or nan.",
     "noise": "Calls whose result changes more than a small change of their input explains.",
+    "ranks": "What should be equal over data-parallel replicas, and is not.",
     "ops": "Every recorded API call run again in float64, and what was recorded beside it.",
 }
 
