@@ -11,6 +11,7 @@ from typing import Any
 from ulpscope.capture.session import Capture
 from ulpscope.compat.msprobe.config import READY, DebuggerConfig, load_config
 from ulpscope.compat.msprobe.free_benchmark import FreeBenchmark
+from ulpscope.compat.msprobe.online import OnlineCheck
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.loader_watch import LoaderWatch
@@ -44,8 +45,8 @@ class PrecisionDebugger:
         config = load_config(config_path, task=task, dump_path=dump_path, level=level, step=step)
         if config.task not in READY:
             raise CaptureError(
-                f"task {config.task!r} is configured correctly, but this version of ulpscope does not have it yet; "
-                f"it has {' and '.join(READY)}"
+                f"task {config.task!r} is not for a debugger, which has {', '.join(READY)}; dump with task tensor or "
+                f"statistics first, then run `msprobe -f pytorch run_ut -api_info dump.json -config config.json`"
             )
         if PrecisionDebugger._current is not None:
             PrecisionDebugger._current._close()
@@ -100,6 +101,9 @@ class PrecisionDebugger:
     def _make_capture(self, model: Any) -> Capture:
         capture = Capture(model=model, **self.config.capture_options())
         capture.on_dump = self._write
+        if self.config.options.get("online_run_ut"):
+            capture.on_dump = OnlineCheck(self.config.options).send
+            return capture
         capture.as_msprobe = True
         if capture.sieve is not None:
             capture.sieve.ending = self._ending

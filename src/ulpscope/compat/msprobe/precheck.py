@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.msprobe.config import SECTIONS
+from ulpscope.compat.msprobe.online import check_online
 from ulpscope.compat.msprobe.precheck_files import ResultFiles, compare_details, timestamp
 from ulpscope.config import read_config_file
 from ulpscope.errors import ConfigError, did_you_mean
@@ -47,7 +48,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("-api_info", "--api_info_file", required=True, metavar="FILE", help="dump.json, or a folder with one.")
+    option("-api_info", "--api_info_file", metavar="FILE", help="dump.json, or a folder with one.")
     option("-o", "--out_path", default="./", metavar="FOLDER", help="Where the results go. [./]")
     option("-save_error_data", action="store_true", help="Keep inputs and outputs of what does not pass.")
     option("-j", "--jit_compile", action="store_true", help="Compile operators on an NPU, as the recorded run did.")
@@ -71,10 +72,14 @@ def _run(asked: argparse.Namespace) -> None:
     from ulpscope.store.reader import open_dump
 
     config = read_section(asked.config_path)
-    if config.get("is_online"):
-        raise ConfigError(["is_online: the online pre-check is not built yet; dump first, then run_ut -api_info"])
     white, black = (frozenset(config.get(key, ())) for key in ("white_list", "black_list"))
     check_names({"white_list": white, "black_list": black})
+    if config.get("is_online"):
+        runner = ApiRunner(whole=False, recorded=True, only_recorded=True)
+        plan = Plan(runner, Choice(white, black, asked.filter_api), Rule.MSPROBE)
+        return check_online(config, plan, Path(asked.out_path), timestamp())
+    if asked.api_info_file is None:
+        raise ConfigError(["-api_info is missing: give dump.json, or is_online in the file of -config"])
     source = Path(asked.api_info_file)
     if not source.exists():
         raise ConfigError([f"-api_info {source} does not exist"])

@@ -128,8 +128,9 @@ def _overridable() -> frozenset[Any]:
 class Data:
     """Makes the tensors of one call. Random ones depend on the call's name and the seed, on nothing else."""
 
-    def __init__(self, name: str, bits: Bits, seed: int) -> None:
+    def __init__(self, name: str, bits: Bits, seed: int, *, real_only: bool = False) -> None:
         self._bits = bits
+        self._real_only = real_only
         self._generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         self.real = True
 
@@ -147,6 +148,8 @@ class Data:
             raise UnrunnableError(f"an argument has dtype {value.dtype} and shape {value.shape}")
         if value.payload is not None:
             return self._stored(value, dtype)
+        if self._real_only:
+            raise UnrunnableError("the dump does not hold the elements of an argument")
         self.real = False
         return self._made(value, dtype)
 

@@ -79,12 +79,14 @@ class ApiRun:
 class ApiRunner:
     """Runs calls again. `device` is under test; with `whole`, the reference is float64, else one precision up.
 
-    With `recorded`, what the dump holds is the target where it holds it, and nothing runs on a device."""
+    With `recorded`, what the dump holds is the target where it holds it, and nothing runs on a device; with `only_recorded`
+    as well, nothing else is: the calls of another machine's device say nothing about the device of this one."""
 
     device: str = "cpu"
     seed: int = 1234
     whole: bool = True
     recorded: bool = False
+    only_recorded: bool = False
     keep: bool = False
 
     def run(self, forward: CallRecord, backward: CallRecord | None, bits: Bits) -> ApiRun:
@@ -120,7 +122,7 @@ class _Call:
             raise UnrunnableError(_NOT_RUN[plain])
         if forward.error is not None:
             raise UnrunnableError(f"it raised when it was recorded: {forward.error}")
-        self.data = Data(call_text(forward.id), bits, runner.seed)
+        self.data = Data(call_text(forward.id), bits, runner.seed, real_only=runner.only_recorded)
         self.bits = bits
         inputs = [value for value in forward.values if value.slot.role is Role.INPUT]
         self.recorded = {value.slot.path: value for value in forward.values if value.slot.role is Role.OUTPUT}
@@ -231,6 +233,7 @@ class _Call:
         target = self._recorded_outputs(self.recorded) if self.runner.recorded else None
         recorded = target is not None
         if target is None:
+            self._refuse_device()
             target = dict(self._run("target")[0])
         yield from self._pairs(reference, target, functools.partial(self._response, self._forward), recorded)
 
@@ -245,6 +248,7 @@ class _Call:
                 target = None
         recorded = target is not None
         if target is None:
+            self._refuse_device()
             target = self._backward("target")
         response = functools.partial(self._response, self._backward)
         pairs = {output.path: output for output in self._pairs(reference, target, response, recorded)}
@@ -301,6 +305,10 @@ class _Call:
         if not tensors or not self.data.real or any(value.payload is None or value.error for value in tensors):
             return None
         return {value.slot.path: Data("", self.bits, 0).tensor(value) for value in tensors}
+
+    def _refuse_device(self) -> None:
+        if self.runner.only_recorded:
+            raise UnrunnableError("the dump does not hold what the run made of it")
 
     def _forward(self, way: str) -> dict[Path, Tensor]:
         return dict(self._run(way)[0])
