@@ -36,12 +36,13 @@ def _rows(dump: Dump, calls: RecordedCalls, start: int, *, first_step: bool) -> 
     for number, call in enumerate(dump.calls()):
         if calls.is_kernel(call):
             fields = calls.fields(call, dump.load_bits, first_step=first_step)
-            place = _place(dump, call)
-            about = {"seq": start + number, "step": dump.manifest.step, "rank": dump.manifest.rank}
+            place = place_of(dump, call)
+            about: dict[str, Any] = {"seq": start + number, "step": dump.manifest.step, "rank": dump.manifest.rank}
+            about["call"] = call_text(call.id)
             yield row_of({**about, **place, **fields})
 
 
-def _place(dump: Dump, call: CallRecord) -> dict[str, Any]:
+def place_of(dump: Dump, call: CallRecord) -> dict[str, Any]:
     """phase, api, module and source of a kernel: those of the call above it, or of the forward it belongs to."""
     above = call.origin if call.id.phase is Phase.BACKWARD else call.parent
     owner = None if above is None else dump.by_seq(above)

@@ -14,6 +14,7 @@ from ulpscope.store.ledger import Measure, Row
 
 SCHEMA = 1
 _MOST = 10
+_KINDS = {"aten": "Aten", "npu": "NPU"}
 _ORDER = [verdict.value for verdict in Verdict]
 
 
@@ -161,7 +162,21 @@ def next_commands(judgement: Judgement, target: Path | None) -> list[str]:
         return []
     if first.verdict is Verdict.TOLD:
         return ["make both runs agree in what they are told, then run blame again"]
-    name = first.row.api.rpartition(".")[0] or first.row.op
+    row = first.row
+    where = f" --step {row.step}" + (f" --rank {row.rank}" if row.rank else "")
+    if row.call:
+        return [
+            f"ulpscope replay {target} {row.call}{where}    # this call again",
+            f"ulpscope repro {target} {row.call}{where} -o repro    # a script for a bug report",
+        ]
+    if row.api and row.phase == "forward":
+        return [
+            f"ulpscope capture --tensors --only {row.api.rpartition('.')[0]} -o runs/call -- CMD    # keep its tensors",
+            f"ulpscope replay runs/call {row.api}{where}    # this call again; repro: a script for a bug report",
+        ]
+    space, _, kernel = row.op.partition(".")
+    name = f"{_KINDS.get(space, space)}.{kernel}"
     return [
-        f"ulpscope capture --level kernel --tensors --only {name} -o runs/call -- CMD    # the tensors of this call"
+        f"ulpscope capture --level kernel --tensors --only {name} -o runs/call -- CMD    # keep its tensors",
+        "ulpscope blame runs/call    # the name of the call for `ulpscope replay`",
     ]

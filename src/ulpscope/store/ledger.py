@@ -75,7 +75,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kernel call."""
+    """One kernel call. `call` is its name in the dump that the row was made from."""
 
     seq: int
     step: int
@@ -95,6 +95,7 @@ class Row:
     exchange: Exchange | None = None
     decides: bool = False
     seed: int | None = None
+    call: str = ""
     unknown: str | None = None
 
     @property

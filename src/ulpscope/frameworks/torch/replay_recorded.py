@@ -80,7 +80,7 @@ class RecordedCalls:
     def _measured(
         self, plan: Plan, inputs: list[Value], outputs: list[Value], bits: Bits, first_step: bool
     ) -> dict[str, Any]:
-        args, kwargs = _arguments(inputs, lambda value: _tensor(value, bits))
+        args, kwargs = recorded_arguments(inputs, bits)
         row: dict[str, Any] = {"scalars": scalars(plan, args, kwargs)}
         written = {key for _, key in plan.written}
         names = plan.schema
@@ -97,8 +97,7 @@ class RecordedCalls:
             self._told |= {value.payload for value in inputs if value.payload is not None}
         if plan.kind == "random":
             raise ValueError("a dump has no state of the generator; blame -- CMD replays random kernels")
-        result = _nested(outputs, lambda value: _tensor(value, bits))
-        found = references.outputs(plan, *_after(plan, args, kwargs, result), tuple(result))
+        found = recorded_results(plan, (args, kwargs), outputs, bits)
         with torch.no_grad():
             row["measures"] = measures(plan, args, kwargs, found)
         return row
@@ -112,12 +111,33 @@ class RecordedCalls:
     def _plan(self, call: CallRecord) -> Plan | None:
         key = (call.id.kind, call.id.name)
         if key not in self._plans:
-            space = getattr(torch.ops, _SPACES.get(key[0], key[0]), None)
-            name, _, overload = key[1].rpartition(".")
-            packet = getattr(space, name, None) if space is not None and name else None
-            func = getattr(packet, overload, None) if packet is not None else None
-            self._plans[key] = None if func is None else references.plan_of(func)
+            self._plans[key] = kernel_plan(*key)
         return self._plans[key]
+
+
+def kernel_plan(kind: str, name: str) -> Plan | None:
+    """The plan of the kernel that a dump calls so; None for what is no kernel."""
+    space = getattr(torch.ops, _SPACES.get(kind, kind), None)
+    packet_name, _, overload = name.rpartition(".")
+    packet = getattr(space, packet_name, None) if space is not None and packet_name else None
+    func = getattr(packet, overload, None) if packet is not None else None
+    return None if func is None else references.plan_of(func)
+
+
+def recorded_arguments(
+    inputs: Iterable[Value], bits: Bits, *, strided: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a call was given, with its elements; `strided`: in the memory layout they had, where it has no overlap."""
+    make = _laid_out if strided else _tensor
+    return _arguments(inputs, lambda value: make(value, bits))
+
+
+def recorded_results(
+    plan: Plan, given: tuple[tuple[Any, ...], dict[str, Any]], outputs: Iterable[Value], bits: Bits
+) -> list[Any]:
+    """What a call has made or written, in the order of `replay_reference.outputs`."""
+    result = _nested(outputs, lambda value: _tensor(value, bits))
+    return references.outputs(plan, *_after(plan, *given, result), tuple(result))
 
 
 def _after(
@@ -169,7 +189,9 @@ def _plain(value: Value, tensor: Callable[[Value], Any]) -> Any:
         return torch.device(value.scalar)
     if value.type == "float" and isinstance(value.scalar, str):
         return float(value.scalar)
-    return value.scalar
+    if value.type == "slice":
+        return slice(*value.scalar)
+    return ... if value.type == "ellipsis" else value.scalar
 
 
 def _tensor(value: Value, bits: Bits) -> Tensor:
@@ -178,6 +200,14 @@ def _tensor(value: Value, bits: Bits) -> Tensor:
     if not raw.size:
         return torch.empty(value.shape or (), dtype=dtype)
     return torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()).view(dtype).reshape(value.shape or ())
+
+
+def _laid_out(value: Value, bits: Bits) -> Tensor:
+    found = _tensor(value, bits)
+    if value.stride is None or value.stride == found.stride() or not found.numel():
+        return found
+    room = torch.empty_strided(found.shape, value.stride, dtype=found.dtype)
+    return room.copy_(found) if torch._debug_has_internal_overlap(room) == 0 else found
 
 
 def _place(value: Value, names: list[str]) -> str:
