@@ -12,12 +12,20 @@ import pytest
 
 import ulpscope
 from integration.runs import LEVELS, STEPS, Build, Program, assert_same, run_bare, run_captured, whole_dumps
-from torture import cases_autograd, cases_compilers, cases_containers, cases_layers, cases_objects, cases_tensors
+from torture import (
+    cases_autograd,
+    cases_compilers,
+    cases_containers,
+    cases_layers,
+    cases_more,
+    cases_objects,
+    cases_tensors,
+)
 
 PROMISE = "the run is not changed"
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {level: (level, {}) for level in LEVELS}
 SETTINGS["md5"] = ("mix", {"tensors": True, "checksum": True})
-MODULES = (cases_tensors, cases_containers, cases_autograd, cases_objects, cases_layers, cases_compilers)
+MODULES = (cases_tensors, cases_containers, cases_autograd, cases_objects, cases_layers, cases_compilers, cases_more)
 
 
 def functions_of(module: ModuleType) -> dict[str, Any]:

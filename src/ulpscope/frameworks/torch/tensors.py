@@ -5,10 +5,12 @@ Nothing here calls a method of an object it does not know: a user's class is nam
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import math
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ MAX_DEPTH = 32
 MAX_SCALARS = 64
 _MAX_TEXT = 2000
 _SCALARS = (bool, int, float, str, complex, type(None))
+_MISSING = object()
 Path = tuple[PathStep, ...]
 
 
@@ -51,28 +54,45 @@ def _items(value: Any) -> list[tuple[PathStep, Any]] | None:
     kind = type(value)
     if kind in _SCALARS or isinstance(value, str | bytes | torch.Size):
         return None
-    if isinstance(value, Mapping):
-        return (
-            [(key if isinstance(key, str) else _key_text(key), item) for key, item in dict.items(value)]
-            if isinstance(value, dict)
-            else None
-        )
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+    if isinstance(value, dict):
+        return [(key if type(key) is str else _key_text(key), item) for key, item in dict.items(value)]
+    if isinstance(value, tuple):
         return list(enumerate(tuple.__iter__(value)))
-    if isinstance(value, list | tuple):
-        return list(enumerate(value))
+    if isinstance(value, list):
+        return list(enumerate(list.__iter__(value)))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [
-            (field.name, value.__dict__[field.name])
-            for field in dataclasses.fields(value)
-            if field.name in getattr(value, "__dict__", {})
-        ]
+        return [(name, item) for name in _field_names(kind) if (item := _field(value, name)) is not _MISSING]
+    if isinstance(value, collections.deque):
+        return list(enumerate(collections.deque.__iter__(value)))
+    if kind is types.SimpleNamespace:
+        return list(vars(value).items())
+    if isinstance(value, collections.UserDict):
+        kept = value.__dict__.get("data")
+        return _items(kept) if isinstance(kept, dict) else None
     return None
+
+
+def _field_names(kind: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _field(value: Any, name: str) -> Any:
+    """A field of a dataclass where it is kept, without asking the object: it may compute, or raise."""
+    own = getattr(value, "__dict__", {})
+    if name in own:
+        return own[name]
+    slot = getattr(type(value), name, None)
+    try:
+        return slot.__get__(value) if isinstance(slot, types.MemberDescriptorType) else _MISSING
+    except AttributeError:
+        return _MISSING
 
 
 def _key_text(key: Any) -> str:
     if isinstance(key, enum.Enum):
         return f"{type(key).__name__}.{key.name}"
+    if isinstance(key, str):
+        return str.__str__(key)
     return repr(key) if type(key) in (*_SCALARS, tuple) else type(key).__name__
 
 
@@ -109,8 +129,11 @@ def scalar(value: Any) -> Any:
         return [scalar(value.real), scalar(value.imag)]
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
         return str(value)
-    if isinstance(value, torch.Size | list | tuple) and all(type(item) in _SCALARS for item in value):
-        return [scalar(item) for item in value]
+    if isinstance(value, torch.Size | list | tuple):
+        items = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+        plain = list(items)
+        if all(type(item) in _SCALARS for item in plain):
+            return [scalar(item) for item in plain]
     if isinstance(value, slice):
         parts = (value.start, value.stop, value.step)
         return [scalar(part) if type(part) in _SCALARS else type(part).__name__ for part in parts]
