@@ -234,6 +234,37 @@ def test_002_070_073_it_never_stops_with_minus_1_and_calls_with_bad_inputs_do_no
     assert math.isinf(float(first["data"]["Torch.mul.1.forward"]["output"][0]["Max"]))
 
 
+def test_000_099_an_overflow_is_normal_if_float64_does_not_fit_either(tmp_path: Path) -> None:
+    run(tmp_path, OVERFLOW, task="overflow_check", overflow_nums=-1)
+    (path,) = (tmp_path / "dump" / "step0").glob("*/dump.json")
+    command = [
+        sys.executable,
+        "-m",
+        "ulpscope.compat.msprobe",
+        "-f",
+        "pytorch",
+        "run_overflow_check",
+        "-api_info",
+        str(path),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "dropin")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert "Torch.mul.1.forward: normal overflow" in said
+    assert "Torch.exp.0.forward: normal overflow" in said
+
+
+def test_000_099_an_overflow_is_abnormal_if_only_the_device_has_it(tmp_path: Path) -> None:
+    program = ON_NPU.replace("* 1.1)", "* torch.inf)")
+    run(tmp_path, program, task="overflow_check", overflow_nums=-1)
+    command = [sys.executable, "-m", "ulpscope.compat.msprobe", "-f", "pytorch", "run_overflow_check", "-api_info"]
+    path = tmp_path / "dump" / "step0" / "rank0" / "dump.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "dropin")}
+    done = subprocess.run([*command, str(path)], env=environment, capture_output=True, text=True)
+    assert "Functional.gelu.0.forward: abnormal overflow" in done.stdout + done.stderr
+
+
 def test_002_071_check_mode_is_read() -> None:
     for mode in ("aicore", "atomic", "all"):
         read_config({"task": "overflow_check", "dump_path": "x", "level": "L2", "overflow_check": {"check_mode": mode}})

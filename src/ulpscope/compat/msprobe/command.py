@@ -24,6 +24,7 @@ from ulpscope.compat.msprobe.comparing import (
     shows_stacks,
 )
 from ulpscope.compat.msprobe.merge import merge_result
+from ulpscope.compat.msprobe.overflow_command import add_overflow_command
 from ulpscope.compat.msprobe.precheck import add_commands
 from ulpscope.errors import ConfigError, UlpscopeError
 
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("merge_result", allow_abbrev=False, help="One workbook from the results of all ranks.")
     )
     add_commands(commands)
+    add_overflow_command(commands)
     return parser
 
 
