@@ -234,6 +234,26 @@ def test_002_070_073_it_never_stops_with_minus_1_and_calls_with_bad_inputs_do_no
     assert math.isinf(float(first["data"]["Torch.mul.1.forward"]["output"][0]["Max"]))
 
 
+PTDBG = """
+import torch
+from ptdbg_ascend import *
+set_dump_path("./overflow_dump")
+register_hook(torch.nn.Linear(2, 2), overflow_check, overflow_nums=-1)
+torch.full((3,), 60000., dtype=torch.float16) * 2
+torch.zeros(3, requires_grad=True).sqrt().sum().backward()
+"""
+
+
+def test_000_098_what_overflowing_calls_were_given_is_told_where_the_program_runs(tmp_path: Path) -> None:
+    assert run(tmp_path, PTDBG).returncode == 0
+    (forward,), (backward,) = tmp_path.glob("forward_info_*.json"), tmp_path.glob("backward_info_*.json")
+    told = json.loads(forward.read_text())["Tensor*__mul__*0"]
+    assert (told["args"][0]["Max"], told["args"][1], told["kwargs"]) == (60000.0, {"type": "int", "value": 2}, {})
+    assert Path(told["args"][0]["datapath"]).is_file()
+    (gradient,) = json.loads(backward.read_text())["Tensor*sqrt*0"]
+    assert (gradient["Max"], gradient["dtype"]) == (1.0, "torch.float32")
+
+
 def test_000_099_an_overflow_is_normal_if_float64_does_not_fit_either(tmp_path: Path) -> None:
     run(tmp_path, OVERFLOW, task="overflow_check", overflow_nums=-1)
     (path,) = (tmp_path / "dump" / "step0").glob("*/dump.json")

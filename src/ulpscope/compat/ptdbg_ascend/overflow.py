@@ -16,6 +16,7 @@ from typing import Any
 
 from ulpscope.capture.session import Capture
 from ulpscope.compat.ptdbg_ascend.dumping import OWN_FOLDER, Target
+from ulpscope.compat.ptdbg_ascend.overflow_info import OverflowInfo
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, is_on, read_acl_config
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch.devices import rank_and_world
@@ -81,6 +82,7 @@ class OverflowCheck:
         if self.capture.sieve is not None:
             self.capture.sieve.ending = self._ending
         self._written: dict[Path, int] = {}
+        self._info = OverflowInfo()
         self._count = 0
         self._last = target.root
         self._ended = False
@@ -131,6 +133,7 @@ class OverflowCheck:
                 places=[place],
                 dump_step=_DUMP_STEP,
             )
+            self._info.add(call, call_name(dump, call.id), self._last.with_suffix(""))
             _log.warning("%s overflows; its data are in %s", call_name(dump, call.id), self._last)
         self._written[folder] = len(dump)
         if finished and dump.ending == "complete":
