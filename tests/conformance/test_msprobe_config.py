@@ -254,7 +254,12 @@ DYNAMIC_GRAPH = {
 }
 
 
-@pytest.mark.parametrize("task", STATIC_GRAPH)
+def test_002_101_the_overflow_example_for_a_static_graph_looks_at_kernels_here() -> None:
+    example = {"task": "overflow_check", "level": "L2", "overflow_check": STATIC_GRAPH["overflow_check"]}
+    assert read_config({**BASE, **example}).capture_options()["level"] == "kernel"
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
 def test_002_101_examples_for_a_static_graph_ask_for_an_api_where_there_is_no_graph(task: str) -> None:
     found = problems(task=task, level="L2", **{task: STATIC_GRAPH[task]})
     assert any("level L2 needs exactly one API name" in problem for problem in found)
