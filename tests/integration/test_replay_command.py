@@ -165,3 +165,49 @@ def test_the_tensors_are_readable_by_the_package_of_that_name(
 def test_an_element_type_that_safetensors_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ulpscope.DumpError, match="complex128"):
         write_safetensors(tmp_path / "x", {"x": Stored("complex128", (1,), bytes(16))})
+
+
+def trained(folder: Path, factor: float, number: int) -> Path:
+    """Two steps of a small model; one product of the first step, forward or backward, is scaled."""
+
+    class Scale(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default):
+                self.count += 1
+                return result * factor if self.count == number else result
+            return result
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 16)
+    with Scale(), ulpscope.Capture(folder, model=model, level="kernel", tensors=True) as capture:
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), x).backward()
+            optimizer.step()
+            capture.step()
+    return folder
+
+
+def test_the_faulty_call_explains_the_loss_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(trained(tmp_path / "a", 1.0, 0)), str(trained(tmp_path / "b", 1.01, 2))]
+    code, text = ulp(capsys, "blame", *runs, "--format", "json")
+    found = json.loads(text)["attribution"]
+    assert (code, found["step"], found["first_order"], found["without_gradient"]) == (1, 0, True, 0)
+    assert found["explained_share"] == pytest.approx(1, abs=0.01)
+    assert (found["shares"][0]["call"], found["shares"][0]["module"]) == ("Functional.linear.1.forward", "2")
+    assert found["shares"][0]["share"] == pytest.approx(1, abs=0.05)
+    assert json.loads(text)["next"][0].startswith(f"ulpscope replay {runs[1]} Aten.addmm.default.1.forward --step 0")
+
+
+def test_a_wrong_gradient_reaches_the_loss_through_the_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(trained(tmp_path / "a", 1.0, 0)), str(trained(tmp_path / "b", 1.5, 4))]
+    found = json.loads(ulp(capsys, "blame", *runs, "--format", "json")[1])["attribution"]
+    assert (found["step"], found["first_order"]) == (1, True)
+    assert found["of_weights"] == pytest.approx(found["loss"]["gap"], rel=0.05)

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
 from ulpscope.analyze.ledger import judge
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
@@ -81,11 +82,35 @@ def blame(
     names.append(runs[-1] if command is None else " ".join(command))
     after = next_commands(judgement, where)
     if not quiet:
+        shares = _attribution(Path(runs[0]), where) if reference is not None else None
         if form == "json":
-            _print_json(blame_json(judgement, runs=names, next_commands=after))
+            _print_json(blame_json(judgement, runs=names, next_commands=after, attribution=shares))
         else:
-            click.echo("\n".join(blame_lines(judgement, runs=names, rows=target, next_commands=after)))
+            lines = blame_lines(judgement, runs=names, rows=target, next_commands=after, attribution=shares)
+            click.echo("\n".join(lines))
     sys.exit(1 if judgement.first is not None and not exit_zero else 0)
+
+
+def _attribution(reference: Path, target: Path) -> Attribution | None:
+    """Who explains the loss gap, where both runs are dumps with tensors and gradients."""
+    if not all(run.exists() and not find_ledgers(run) and find_places(run) for run in (reference, target)):
+        return None
+    from ulpscope.replay.effects import loss_gap  # brings torch
+
+    gap = loss_gap(reference, target)
+    if gap is None:
+        return None
+    shares, without = [], 0
+    for effect in gap.effects:
+        pairs = [(Part(*a), Part(*b)) for a, b in effect.pairs or ()]
+        share = share_of(effect.call, effect.module, effect.what, pairs) if effect.pairs is not None else None
+        if share is None:
+            without += 1
+        else:
+            shares.append(share)
+    return attribution(
+        shares, step=gap.step, rank=gap.rank, reference=gap.reference, target=gap.target, without=without
+    )
 
 
 def _read(run: Path) -> list[Row]:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ulpscope.analyze.attribution import Attribution
 from ulpscope.analyze.ledger import Finding, Judgement, Verdict
 from ulpscope.analyze.pattern import pattern
+from ulpscope.report.attribution import attribution_json, attribution_lines
 from ulpscope.store.ledger import Measure, Row
 
 SCHEMA = 1
@@ -18,7 +20,13 @@ _KINDS = {"aten": "Aten", "npu": "NPU"}
 _ORDER = [verdict.value for verdict in Verdict]
 
 
-def blame_json(judgement: Judgement, *, runs: Sequence[str], next_commands: Sequence[str]) -> dict[str, Any]:
+def blame_json(
+    judgement: Judgement,
+    *,
+    runs: Sequence[str],
+    next_commands: Sequence[str],
+    attribution: Attribution | None = None,
+) -> dict[str, Any]:
     """One small document: the same ledgers give the same bytes."""
     first = judgement.first
     return {
@@ -30,6 +38,7 @@ def blame_json(judgement: Judgement, *, runs: Sequence[str], next_commands: Sequ
         "counts": judgement.counts,
         "not_judged": judgement.unknown,
         "compared": judgement.compared,
+        "attribution": None if attribution is None else attribution_json(attribution),
         "runs": list(runs),
         "next": list(next_commands),
     }
@@ -75,7 +84,12 @@ def _measure_json(finding: Finding) -> dict[str, Any]:
 
 
 def blame_lines(
-    judgement: Judgement, *, runs: Sequence[str], rows: Sequence[Row], next_commands: Sequence[str]
+    judgement: Judgement,
+    *,
+    runs: Sequence[str],
+    rows: Sequence[Row],
+    next_commands: Sequence[str],
+    attribution: Attribution | None = None,
 ) -> list[str]:
     """About thirty lines: the answer, the argument, the counts, the next command."""
     steps, ranks = len({row.step for row in rows}), len({row.rank for row in rows})
@@ -91,6 +105,8 @@ def blame_lines(
     else:
         lines += _panel(first)
         lines += _others(judgement, first)
+    if attribution is not None:
+        lines += ["", *attribution_lines(attribution)]
     lines += [
         "",
         "calls       " + ", ".join(f"{judgement.counts[name]} {name}" for name in _ORDER if judgement.counts.get(name)),

@@ -25,10 +25,12 @@ from ulpscope.frameworks.torch.replay_recorded import Bits, kernel_plan, recorde
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_values import mapped_args, mapped_kwargs
 from ulpscope.naming import call_text
-from ulpscope.records import CallRecord, Phase, Role
+from ulpscope.records import CallRecord, PathStep, Phase, Role
 
 _ALL_RESULTS = list(range(64))
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
+# In float64 these would round as they did: what they should give is what they were given.
+_CASTS = frozenset({"half", "bfloat16", "float"})
 # Marked as random for their dropout, which is a kernel of its own or refused by their definition.
 _ATTENTION = ("_scaled_dot_product", "scaled_dot_product", "_fused_sdp_choice")
 _PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm"})
@@ -220,3 +222,31 @@ class _NoDraws(TorchDispatchMode):
 def _told(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     return lines[0][:200] if isinstance(error, DrawsError) else f"{type(error).__name__}: {lines[0]}"[:200]
+
+
+# --- introduced errors ------------------------------------------------------------------------------------------
+
+
+def introduced(call: CallRecord, bits: Bits) -> dict[tuple[PathStep, ...], Any]:
+    """How far every floating point result of a forward call of the API is off, in float64, by its path.
+
+    Raises DumpError where the call cannot be run again.
+    """
+    plan = _plan(call)
+    inputs = [value for value in call.values if value.slot.role is Role.INPUT]
+    outputs = [value for value in call.values if value.slot.role is Role.OUTPUT and value.is_tensor]
+    if any(value.is_tensor and value.payload is None for value in call.values):
+        raise DumpError(f"the elements of {call_text(call.id)} are not in this dump")
+    args, kwargs = _at(recorded_arguments(inputs, bits), torch.device("cpu"))
+    found = recorded_results(plan, (args, kwargs), outputs, bits)
+    try:
+        with torch.no_grad():
+            wide = [args[0].double()] if call.id.name in _CASTS else _run(plan, *_as(args, kwargs, torch.float64))
+        pairs = zip(outputs, found, wide, strict=True)
+        return {
+            value.slot.path: (item.double() - exact.double()).numpy()
+            for value, item, exact in pairs
+            if item.is_floating_point()
+        }
+    except Exception as error:  # the border: torch raises what it likes
+        raise DumpError(f"{call_text(call.id)} cannot be run again in float64: {_told(error)}") from None
