@@ -225,11 +225,11 @@ def test_004_028_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name / "dump" / "step0" / "rank0" / "dump.json").is_file()
 
 
-@pytest.mark.parametrize("task", ["run_ut"])
-def test_a_task_that_is_not_there_yet_says_so(tmp_path: Path, task: str) -> None:
-    done = run(tmp_path, LOOP, task=task)
+def test_the_task_run_ut_is_a_command_and_says_so(tmp_path: Path) -> None:
+    done = run(tmp_path, LOOP, task="run_ut")
     assert done.returncode == 1
-    assert f"task '{task}' is configured correctly, but this version of ulpscope does not have it yet" in done.stderr
+    assert "task 'run_ut' is not for a debugger" in done.stderr
+    assert "msprobe -f pytorch run_ut -api_info" in done.stderr
 
 
 def test_using_the_class_before_there_is_a_debugger_says_what_to_do(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def _gradients(call: CallId, outputs: Sequence[Output], rule: Rule) -> list[Outp
 
 def _why(result: OutputResult) -> str:
     if result.explained is None:
-        return result.judgement.message
+        return result.judgement.message.strip()
     return f"error {result.explained.error:.3g}, rounding explains {result.explained.limit:.3g}"
 
 
@@ -230,7 +230,7 @@ def _unless_explained(found: Judgement, limits: Explained) -> Judgement:
     """A gradient that cancels to nothing has any cosine: what rounding explains is not the operator's fault."""
     if limits.status is not Status.PASS:
         return found
-    text = f"{found.message} But rounding explains it: error {limits.error:.3g}, explained {limits.limit:.3g}."
+    text = f"{found.message.strip()} But rounding explains it: error {limits.error:.3g}, explained {limits.limit:.3g}."
     return Judgement(found.measures, Status.PASS, text)
 
 

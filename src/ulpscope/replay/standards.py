@@ -237,7 +237,8 @@ def measure(reference: Array, rounded: Array, target: Array, *, op: str, dtype: 
     else:
         # Beside the nearest number of the target's own dtype: a result that is rounded right is on neither side.
         found["error_balance"] = error_balance(_flat(rounded)[finite.ravel()], b)
-        found["rmse"] = float(np.sqrt(np.mean(np.square(np.abs(b - a))))) if a.size else 0.0
+        errors = np.abs(b - a)[~small]
+        found["rmse"] = float(np.sqrt(np.mean(np.square(errors)))) if errors.size else 0.0
         found["small_value_error_rate"] = small_rate
         found["max_relative_error"] = float(np.max(normal)) if normal.size else 0.0
         found["mean_relative_error"] = float(np.mean(normal)) if normal.size else 0.0
@@ -262,12 +263,11 @@ def judge(reference: Array, rounded: Array, target: Array, *, op: str, dtype: st
     if np.any(inf_nan_errors(rounded, target)):
         return Judgement(found, Status.ERROR, "Inf or nan stands where the other has none.")
     if found.cosine is not None and not found.cosine > LEAST_COSINE:
-        return Judgement(found, Status.ERROR, f"Cosine is not above {LEAST_COSINE}.")
+        text = f"Cosine similarity is less than {LEAST_COSINE}, consider as error, skip other check and set to SPACE."
+        return Judgement(_without_shares(replace(found, max_abs_error=None), op, dtype), Status.ERROR, f"\n{text}\n")
     if found.max_abs_error is not None and found.max_abs_error < NEGLIGIBLE:
         text = f"Max abs error is less than {NEGLIGIBLE}, consider as pass, skip other check and set to SPACE."
-        kept = found.thousandth if standard_of(op, dtype) is Standard.THOUSANDTH else None
-        found = replace(found, hundredth=None, thousandth=kept, ten_thousandth=None)
-        return Judgement(found, Status.PASS, f"\n{text}\n")
+        return Judgement(_without_shares(found, op, dtype), Status.PASS, f"\n{text}\n")
     coarse, fine = (
         (("hundredth", HUNDREDTH), ("thousandth", THOUSANDTH))
         if dtype in _HALVES
@@ -280,6 +280,12 @@ def judge(reference: Array, rounded: Array, target: Array, *, op: str, dtype: st
                 found, status, f"{share:.4%} of the elements are within one {name}, not above {least:.2%}."
             )
     return Judgement(found, Status.PASS)
+
+
+def _without_shares(found: Measures, op: str, dtype: str) -> Measures:
+    """Shares of small errors are blank where another check has decided, but for the standard that is one."""
+    kept = found.thousandth if standard_of(op, dtype) is Standard.THOUSANDTH else None
+    return replace(found, hundredth=None, thousandth=kept, ten_thousandth=None)
 
 
 def judge_dropout(reference: Array, target: Array) -> Judgement:
