@@ -90,13 +90,17 @@ def test_an_activation_is_freed_when_it_would_be(level: str, tmp_path: Path) -> 
 def test_a_large_intermediate_is_freed_at_once(level: str, tmp_path: Path) -> None:
     size = 4 * MB
     model = nn.Sequential(nn.Identity(), nn.ReLU(), nn.Tanh())
+    seen: list[weakref.ref[Tensor]] = []
+    model[1].register_forward_hook(lambda module, args, out: seen.append(weakref.ref(out)))
     with ulpscope.capture(tmp_path, model=model, level=level), torch.no_grad():
         data = torch.ones(size)
         model(data)
         before = resident()
         for _ in range(10):
             data = model(data)
-        assert resident() - before < 3 * 4 * size
+            assert seen[-1]() is None
+        # What the allocator keeps for later is its own business; ten of them would be ours.
+        assert resident() - before < 6 * 4 * size
 
 
 @case("index_speed")

@@ -19,13 +19,23 @@ from torture import (
     cases_layers,
     cases_more,
     cases_objects,
+    cases_state,
     cases_tensors,
 )
 
 PROMISE = "the run is not changed"
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {level: (level, {}) for level in LEVELS}
 SETTINGS["md5"] = ("mix", {"tensors": True, "checksum": True})
-MODULES = (cases_tensors, cases_containers, cases_autograd, cases_objects, cases_layers, cases_compilers, cases_more)
+MODULES = (
+    cases_tensors,
+    cases_containers,
+    cases_autograd,
+    cases_objects,
+    cases_layers,
+    cases_compilers,
+    cases_more,
+    cases_state,
+)
 
 
 def functions_of(module: ModuleType) -> dict[str, Any]:
@@ -49,6 +59,22 @@ HOLDS: dict[str, Callable[[ulpscope.Dump, str], None]] = {
 assert HOLDS.keys() <= CASES.keys(), HOLDS.keys() - CASES.keys()
 
 
+# Cases that do not hold yet, and why.
+KNOWN = {
+    ("zero_tensors", "kernel"): "torch fails with any dispatch mode on: a number reaches aten::expand as no tensor",
+}
+RUNS = [
+    pytest.param(
+        name,
+        setting,
+        marks=pytest.mark.xfail(strict=True, reason=KNOWN[name, setting]) if (name, setting) in KNOWN else (),
+        id=f"{name}-{setting}",
+    )
+    for name in CASES
+    for setting in SETTINGS
+]
+
+
 def without_versions(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_versions(item) for key, item in value.items() if key != "version"}
@@ -60,8 +86,7 @@ def bare() -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "setting"), RUNS)
 @pytest.mark.filterwarnings("ignore")
 def test_the_program_is_the_same_and_its_dump_is_whole(
     case: str, setting: str, tmp_path: Path, bare: dict[str, Any]
