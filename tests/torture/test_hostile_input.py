@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from builders import DumpBuilder
 from cann_files import Stored, file_name, kernel_bytes
 from msprobe_files import call, floats, scalar, tensor, write_elements, write_json
-from ulpscope.cli.compare import compare_unit  # noqa: F401  (the whole of compare is importable without torch's help)
 from ulpscope.compare.engine import compare_dumps
 from ulpscope.compare.mapping import read_mapping
 from ulpscope.compat.msprobe.config import load_config
