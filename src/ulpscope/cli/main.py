@@ -20,6 +20,7 @@ VERBS = {
     "blame": "The operator that introduced an error, by running every kernel again.",
     "replay": "One recorded call, run again on its recorded inputs.",
     "repro": "A folder with a stand-alone script that shows what is wrong with one call.",
+    "chaos": "Bug or chaos: how far runs of this model drift apart by themselves.",
     "check": "Checks of one run, without a second one: overflow.",
     "show": "What was recorded: a run, its calls, or one call with its values and stack.",
     "tensor": "One tensor, or two element by element: worst elements, histogram, error map.",

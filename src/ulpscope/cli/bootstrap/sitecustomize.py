@@ -13,6 +13,7 @@ sys.modules.setdefault("sitecustomize", _me)  # the interpreter looks for what i
 
 try:
     from ulpscope.capture.watch import watch
+    from ulpscope.replay.drift_watch import DRIFT_VARIABLE, begin_drift
     from ulpscope.replay.noise_watch import NOISE_VARIABLE, begin_noise
     from ulpscope.replay.watch import LEDGER_VARIABLE, begin
 except ImportError as error:
@@ -21,3 +22,4 @@ else:
     watch()
     watch(LEDGER_VARIABLE, begin)
     watch(NOISE_VARIABLE, begin_noise)
+    watch(DRIFT_VARIABLE, begin_drift)
