@@ -16,7 +16,7 @@ from ulpscope.store.ledger import Measure, Row
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LOW = frozenset({"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
 # Adds up one by one in the dtype of the result: the error grows with the root of the length.
-_ONE_BY_ONE = frozenset(
+ONE_BY_ONE = frozenset(
     [
         "embedding_dense_backward",
         "index_add",
@@ -45,6 +45,8 @@ _FACTOR = frozenset(
         "huber_loss_backward",
     }
 )
+# Products of three in the working precision: a third of the results is not the nearest number.
+STEPWISE = frozenset({"sigmoid_backward", "tanh_backward"})
 _ONCE = frozenset(["mul", "add", "sub", "rsub", "square", "sqrt", "reciprocal"])
 
 
@@ -62,7 +64,7 @@ def limit(row: Row, measure: Measure) -> Limit:
     low = measure.dtype in LOW
     length = math.sqrt(max(1, measure.terms))
     name = row.name.removeprefix("_foreach_").rstrip("_")
-    if row.name in _ONE_BY_ONE or name in _ONE_BY_ONE or (name in _NORMS and measure.place > 0):
+    if row.name in ONE_BY_ONE or name in ONE_BY_ONE or (name in _NORMS and measure.place > 0):
         return Limit(2.0 + 4.0 * length, 16.0 + 32.0 * length, 1.0)
     if name in _FACTOR:
         return Limit(1.5, 6.0, 1.2) if low else Limit(2.0, 16.0, 1.2)

@@ -88,6 +88,19 @@ def test_one_call_that_rounds_its_partial_sums_stands_out_among_its_peers() -> N
     assert judge(everywhere, clean()).first is None
 
 
+def test_a_running_sum_is_not_compared_with_shorter_ones() -> None:
+    sums = {"kind": "contraction", "op": "aten.embedding_dense_backward.default"}
+    short = [row(seq, measures=(measure(dtype="float16", rms=0.05),), **sums) for seq in range(7)]
+    long = row(7, measures=(measure(dtype="float16", rms=1.3, terms=64),), **sums)
+    assert judge([*short, long]).first is None
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten.sigmoid_backward.default", False), ("aten.sigmoid.default", True)])
+def test_a_product_of_three_may_be_rounded_three_times(op: str, named: bool) -> None:
+    rounded = measure(dtype="float16", misrounded=0.36)
+    assert (judge([row(0, measures=(rounded,), op=op, kind="map")]).first is not None) == named
+
+
 @pytest.mark.parametrize(
     ("toward", "spread", "named"), [(-0.72, 0.01, True), (-0.72, 0.2, False), (-0.02, 0.001, False)]
 )
