@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,119 +9,36 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.replay_choice import choice_scores
+from ulpscope.frameworks.torch.replay_pieces import Piece, cut, measured, merged
 from ulpscope.frameworks.torch.replay_reference import Expected, Plan
 from ulpscope.frameworks.torch.replay_score import UNIT, can_score, exact_score, rounded_score
 from ulpscope.frameworks.torch.replay_values import results, tensors
 
 Measures = list[dict[str, Any]]
-# Kernels that treat every row by itself if their dimension is the last one, and where that argument stands.
-_ROWWISE = {"_softmax": 1, "_log_softmax": 1, "_softmax_backward_data": 2, "_log_softmax_backward_data": 2}
-CHUNK = 1 << 18  # elements that are replayed at a time, where rows can be replayed one by one
 BLOCK = 1 << 16  # elements that are scored at a time
 
 
-def measures(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any]) -> Measures:
+def measures(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any], *, leans: bool = True
+) -> Measures:
     """Scores of what a call made (`found`, in the order of `references.outputs`) from its arguments as they were before.
 
-    Raises where there is no reference.
+    Without `leans` nothing is said about a systematic error. Raises where there is no reference.
     """
     if plan.kind == "unwritten" or not any(isinstance(item, Tensor) for item in found):
         return []
     if plan.kind == "choice":
         return [{**_about(at, item), **score} for at, item, score in choice_scores(plan, args, kwargs, tuple(found))]
-    if len(found) == 1 and isinstance(found[0], Tensor) and found[0].numel() > 2 * _chunk(plan):
-        pieces = _pieces(plan, args, found[0])
-        if pieces is not None:
-            return [_merged([(at, measures(plan, piece, kwargs, [part])[0]) for at, piece, part in pieces], found[0])]
+    whole = cut(plan, args, kwargs, found)
+    if whole is not None:
+
+        def measure(piece: Piece) -> Measures:
+            return measures(plan, piece.args, piece.kwargs, piece.found, leans=leans and piece.leans)
+
+        return measured(whole, found, measure)
     want = references.expected(plan, args, kwargs, found)
-    scores = [_measure(plan, args, kwargs, want, at, item) for at, item in enumerate(found)]
+    scores = [_measure(plan, args, kwargs, want, at, item, leans) for at, item in enumerate(found)]
     return [score for score in scores if score is not None]
-
-
-def _pieces(plan: Plan, args: tuple[Any, ...], found: Tensor) -> list[tuple[int, tuple[Any, ...], Tensor]] | None:
-    """A call on large tensors as calls on some of its rows each: exact, and without large copies."""
-    rows = found.shape[0] if found.dim() > 1 else 0
-    height = max(1, _chunk(plan) * rows // max(1, found.numel()))
-    if rows < 2 or height >= rows:
-        return None
-    if plan.name in ("mm", "bmm", "addmm"):
-        shared = 1 if plan.name == "mm" else -1 if plan.name == "bmm" else 2
-        cut = [place for place, value in enumerate(args) if place != shared and _has_rows(value, rows, 2)]
-    elif plan.kind == "map" and not plan.written:
-        if any(isinstance(value, Tensor) and value.dim() == found.dim() and not _fits(value, found) for value in args):
-            return None
-        if any(isinstance(value, list | tuple) for value in args):
-            return None
-        cut = [place for place, value in enumerate(args) if _has_rows(value, rows, found.dim())]
-    elif plan.name in _ROWWISE and args[_ROWWISE[plan.name]] in (-1, found.dim() - 1):
-        cut = [place for place, value in enumerate(args) if _has_rows(value, rows, found.dim())]
-    else:
-        return None
-    pieces = []
-    for start in range(0, rows, height):
-        part = tuple(value[start : start + height] if place in cut else value for place, value in enumerate(args))
-        pieces.append((start, part, found[start : start + height]))
-    return pieces
-
-
-def _chunk(plan: Plan) -> int:
-    """Elements at a time. The other operand of a product is widened anew for each piece: few and large ones."""
-    return CHUNK << 2 if plan.kind == "contraction" else CHUNK
-
-
-def _has_rows(value: Any, rows: int, dims: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() >= dims and value.shape[0] == rows
-
-
-def _fits(value: Tensor, found: Tensor) -> bool:
-    return value.shape[0] in (1, found.shape[0])
-
-
-def _merged(parts: list[tuple[int, dict[str, Any]]], found: Tensor) -> dict[str, Any]:
-    """One measure from those of the pieces."""
-    scores = [score for _, score in parts]
-    counts = [math.prod(score["shape"]) for score in scores]
-    total = sum(counts)
-
-    whole = {**scores[0], "shape": tuple(found.shape)}
-    squares = sum(score["rms"] ** 2 * count for score, count in zip(scores, counts, strict=True))
-    whole |= {"rms": math.sqrt(squares / total), "worst": max(score["worst"] for score in scores)}
-    whole |= {name: sum(score.get(name, 0) for score in scores) for name in ("wrong", "lost", "overflowed", "total")}
-    whole["size"] = math.hypot(*(score.get("size", 0.0) for score in scores))
-    whole["misrounded"] = (
-        sum(score.get("misrounded", 0.0) * count for score, count in zip(scores, counts, strict=True)) / total
-    )
-    whole |= _leaning([(count, score) for count, score in zip(counts, scores, strict=True) if "spread" in score])
-    whole.pop("profile", None)
-    shapes = [(start, score["profile"]) for start, score in parts if score.get("profile")]
-    if shapes:
-        whole["profile"] = _joined(shapes, found.shape[0], len(parts))
-    return whole
-
-
-def _leaning(parts: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-    total = sum(count for count, _ in parts)
-    if not total:
-        return {}
-    found = {name: sum(count * score[name] for count, score in parts) / total for name in ("toward", "up")}
-    return {**found, "spread": math.hypot(*(count * score["spread"] for count, score in parts)) / total}
-
-
-def _joined(shapes: list[tuple[int, dict[str, Any]]], rows: int, count: int) -> dict[str, Any]:
-    """The profile of all pieces: that of the worst, its first dimension over all rows."""
-    worst = max(shapes, key=lambda item: max((max(dim["bins"]) for dim in item[1]["dims"]), default=0.0))
-    start, profile = worst
-    ends = [(at + dims[0]["first"], at + dims[0]["last"]) for at, each in shapes if (dims := each["dims"])[0]["bad"]]
-    first = {
-        **profile["dims"][0],
-        "length": rows,
-        "bad": sum(each["dims"][0]["bad"] for _, each in shapes),
-        "first": min((low for low, _ in ends), default=None),
-        "last": max((high for _, high in ends), default=None),
-    }
-    place = [profile["worst_at"][0] + start, *profile["worst_at"][1:]]
-    share = sum(each["share"] for _, each in shapes) / count
-    return {**profile, "dims": [first, *profile["dims"][1:]], "share": share, "worst_at": place}
 
 
 def exact_measures(found: list[Any], expected: list[Any]) -> Measures:
@@ -146,7 +62,7 @@ def view_measures(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], res
 
 
 def _measure(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], want: Expected, at: int, item: Any
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], want: Expected, at: int, item: Any, leans: bool
 ) -> dict[str, Any] | None:
     value = want.values[at]
     if not isinstance(item, Tensor) or not isinstance(value, Tensor) or not item.numel():
@@ -160,7 +76,7 @@ def _measure(
     if scale is not None:
         scale = scale.reshape(item.shape) if scale.numel() == item.numel() else scale.expand(item.shape)
     dtype = _coarsest(args, kwargs, item.dtype) if plan.kind == "other" else item.dtype
-    score = _scored(item, value.to(item.device), scale, dtype, want.working[at])
+    score = _scored(item, value.to(item.device), scale, dtype, want.working[at], leans)
     if (score.get("overflowed") or score.get("lost")) and not _finite(args, kwargs):
         score["overflowed"] = 0
         if plan.kind in ("contraction", "other"):  # inf - inf in another order
@@ -168,14 +84,16 @@ def _measure(
     return {**_about(at, item), "dtype": str(dtype)[6:], "terms": want.terms[at], **score}
 
 
-def _scored(item: Tensor, value: Tensor, scale: Tensor | None, dtype: torch.dtype, working: bool) -> dict[str, Any]:
+def _scored(
+    item: Tensor, value: Tensor, scale: Tensor | None, dtype: torch.dtype, working: bool, leans: bool
+) -> dict[str, Any]:
     """The score of a large result, some rows at a time: what fits into a cache is several times as quick."""
     rows = item.shape[0] if item.dim() > 1 and item.shape == value.shape else 0
     height = max(1, BLOCK * rows // max(1, item.numel()))
     if rows < 2 or height >= rows:
-        return rounded_score(item, value, scale, dtype=dtype, working=working)
+        return rounded_score(item, value, scale, dtype=dtype, working=working, leans=leans)
     parts = []
-    every = max(1, item.numel() // (4 * BLOCK))
+    every = max(1, item.numel() // (2 * BLOCK))
     for number, start in enumerate(range(0, rows, height)):
         cut = slice(start, start + height)
         part = rounded_score(
@@ -184,12 +102,12 @@ def _scored(item: Tensor, value: Tensor, scale: Tensor | None, dtype: torch.dtyp
             None if scale is None else scale[cut],
             dtype=dtype,
             working=working,
-            leans=number % every == 0,
+            leans=leans and number % every == 0,
         )
         parts.append((start, {**part, "shape": tuple(item[cut].shape)}))
-    merged = _merged(parts, item)
-    del merged["shape"]
-    return merged
+    whole = merged(parts, item)
+    del whole["shape"]
+    return whole
 
 
 def _about(at: int, item: Tensor) -> dict[str, Any]:

@@ -25,6 +25,8 @@ Definition = Callable[..., Any]
 _STEP = 2.0**-26
 _SAMPLES = 2
 _LARGE = 1 << 14
+_BLOCK = 1 << 19
+_FACTORS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Written by kernels whose schema does not say so.
 _HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 _HALF_TO_FLOAT = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
@@ -160,6 +162,9 @@ def expected(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: l
         else:
             values = _run(plan, *_up(plan, args, kwargs))
         return Expected(values, [None] * len(values), [1] * len(values), exact=True, working=[False] * len(values))
+    if _is_large_product(plan, args):
+        value, scale = _product(plan, args, kwargs)
+        return Expected([value], [scale], _terms(plan, args, [value]), exact=False, working=[plan.working])
     wide, wide_kwargs = _up(plan, args, kwargs, integers=not floats)
     values = _evaluate(plan, wide, wide_kwargs)
     scales, terms = _scales(plan, wide, wide_kwargs, values)
@@ -257,9 +262,6 @@ def _squares(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: 
     def square(value: Any) -> Any:
         return value * value if isinstance(value, Tensor) and value.dtype is torch.float64 else value
 
-    quick = _quick_squares(plan, args, kwargs)
-    if quick is not None:
-        return [quick]
     squared = {key: value * value if key in ("alpha", "beta") else square(value) for key, value in kwargs.items()}
     found = _evaluate(plan, mapped_args(square, args), squared)
     scales: list[Tensor | None] = []
@@ -274,17 +276,45 @@ def _squares(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: 
     return scales
 
 
-def _quick_squares(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The same for a large matrix product, in float32: a scale needs few digits, and this is half of the work."""
-    if plan.name not in ("mm", "bmm", "addmm") or args[-1].numel() < _LARGE:
-        return None
-    sizes = [max(float(torch.linalg.vector_norm(operand, math.inf)), 1e-300) for operand in args[-2:]]
-    a, b = (operand.div(size).float().square_() for operand, size in zip(args[-2:], sizes, strict=True))
-    part: Tensor = (a @ b).double().sqrt_().mul_(sizes[0] * sizes[1])
-    if plan.name != "addmm":
-        return part
-    whole: Tensor = torch.hypot(part * kwargs.get("alpha", 1), args[0] * kwargs.get("beta", 1))
-    return whole
+def _is_large_product(plan: Plan, args: tuple[Any, ...]) -> bool:
+    return (
+        plan.name in ("mm", "addmm")
+        and not plan.written
+        and args[-1].numel() >= _LARGE
+        and all(factor.layout is torch.strided and factor.dtype in _FACTORS for factor in args[-2:])
+    )
+
+
+def _product(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """A large matrix product and its scale, some of its terms at a time: neither factor is there in float64 as a whole.
+
+    The scale is that of `_squares` in float32: it needs few digits, and this is half of the work.
+    """
+    a, b = args[-2:]
+    sizes = [_largest(factor) for factor in (a, b)]
+    rows, terms, columns = a.shape[0], a.shape[1], b.shape[1]
+    width = max(64, _BLOCK // (rows + columns))
+    value = torch.zeros(rows, columns, dtype=torch.float64, device=a.device)
+    squares = torch.zeros(rows, columns, dtype=torch.float32, device=a.device)
+    for start in range(0, terms, width):
+        parts = a[:, start : start + width], b[start : start + width]
+        value.addmm_(*(part.double() for part in parts))
+        squares.addmm_(*(_scaled(part, size).square_() for part, size in zip(parts, sizes, strict=True)))
+    scale = squares.sqrt_().double().mul_(sizes[0] * sizes[1])
+    if plan.name == "mm":
+        return value, scale
+    alpha, beta, added = kwargs.get("alpha", 1), kwargs.get("beta", 1), args[0].double()
+    return value.mul_(alpha).add_(added, alpha=beta), torch.hypot(scale * alpha, added * beta)
+
+
+def _largest(factor: Tensor) -> float:
+    low, high = torch.aminmax(factor) if factor.numel() else (torch.zeros(()), torch.zeros(()))
+    return max(-float(low), float(high), 1e-300)
+
+
+def _scaled(part: Tensor, size: float) -> Tensor:
+    """A copy in float32 without elements above 1: their squares do not overflow."""
+    return part.div(size).float() if part.dtype is torch.float64 else part.float().div(size)
 
 
 def _answers(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> list[Tensor | None]:

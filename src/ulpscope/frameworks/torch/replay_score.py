@@ -22,8 +22,7 @@ UNIT: dict[torch.dtype, float] = {
 INNER = {dtype: unit if dtype is torch.float64 else 2.0**-24 for dtype, unit in UNIT.items()}
 _MANY = 64  # fewer elements say nothing about a systematic error
 _NOTABLE = 0.03
-_PLENTY = 1 << 16
-_SAMPLE = 1024
+_PLENTY = 1 << 15
 _BINS = 64
 
 
@@ -144,27 +143,26 @@ def _bias(y: Tensor, expected: Tensor, unit: float, tiny: float) -> dict[str, An
     # Below the normal numbers the distance to the next number no longer shrinks: a relative error means nothing there.
     limit = max(0.5 * float(expected.norm()) / math.sqrt(expected.numel()), 16 * tiny)
     large = expected.abs() > limit
-    r = expected[large]
-    q = y[large].sub_(r).div_(r)
-    up = q * r.sign()
-    count = q.numel()
-    toward, lift, squares = torch.stack([q.sum(), up.sum(), torch.dot(q, q)]).tolist()
+    count = int(large.sum())
     if count < _MANY:
         return {}
+    q = (y - expected).div_(expected).masked_fill_(~large, 0.0)
+    up = q * expected.sign()
+    toward, lift, squares = torch.stack([q.sum(), up.sum(), q.square().sum()]).tolist()
     toward, lift, deviation = toward / count / unit, lift / count / unit, math.sqrt(squares / count) / unit
     spread = deviation / math.sqrt(count)
     if max(abs(toward), abs(lift)) > _NOTABLE:
-        leaning = torch.zeros_like(expected)
-        leaning[large] = q if abs(toward) > abs(lift) else up
-        spread = max(spread, _clustered(leaning, large, unit, deviation, count))
+        spread = max(spread, _clustered(q if abs(toward) > abs(lift) else up, large, unit, count))
     return {"toward": toward, "up": lift, "spread": spread}
 
 
-def _clustered(q: Tensor, large: Tensor, unit: float, deviation: float, count: float) -> float:
+def _clustered(q: Tensor, large: Tensor, unit: float, count: int) -> float:
     """The standard error where errors are not independent: equal elements, or rows and columns that share one."""
     flat = q[large]
-    sample = flat[:: max(1, flat.numel() // _SAMPLE)]
-    spread = deviation / math.sqrt(max(count * torch.unique(sample).numel() / sample.numel(), 1.0))
+    mean = flat.sum() / count
+    # Equal elements have equal errors, and a few errors have a mean by chance.
+    values, times = torch.unique(flat, return_counts=True)
+    spread = float((times * values).norm()) / count / unit
     if q.dim() < 2:
         return spread
     every = list(range(q.dim()))
@@ -175,7 +173,7 @@ def _clustered(q: Tensor, large: Tensor, unit: float, deviation: float, count: f
         if int(known.sum()) < 2:
             continue
         # Weighted means of clusters, and how far they are from the mean of all.
-        off = sums[known] - weights[known] * (flat.sum() / count)
+        off = sums[known] - weights[known] * mean
         spread = max(spread, float(off.norm()) / count / unit)
     return spread
 

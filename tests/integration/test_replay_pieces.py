@@ -1,0 +1,125 @@
+"""Large calls are replayed in pieces: the same scores as of the whole call, and the same place of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ulpscope.frameworks.torch import replay_pieces
+from ulpscope.frameworks.torch.replay_measure import measures
+from ulpscope.frameworks.torch.replay_pieces import cut
+from ulpscope.frameworks.torch.replay_reference import outputs, plan_of
+from ulpscope.frameworks.torch.replay_score import rounded_score
+from ulpscope.frameworks.torch.replay_values import mapped_args
+
+aten = torch.ops.aten
+Arguments = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def attention_backward() -> Arguments:
+    q, k, v = normal(2, 4, 8, 16), normal(2, 2, 8, 16), normal(2, 2, 8, 17)[..., :16]
+    out, total = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    return kernel, (normal(2, 4, 8, 16), q, k, v, out, total, 0.0, True), {}
+
+
+TARGET = torch.arange(40) % 7
+CALLS: dict[str, Callable[[], Arguments]] = {
+    "mm by rows": lambda: (aten.mm.default, (normal(64, 20), normal(20, 16)), {}),
+    "mm by columns": lambda: (aten.mm.default, (normal(16, 20), normal(20, 64)), {}),
+    "addmm": lambda: (aten.addmm.default, (normal(64), normal(16, 20), normal(20, 64)), {}),
+    "addmm of rows": lambda: (aten.addmm.default, (normal(64, 16), normal(64, 20), normal(20, 16)), {"beta": 2}),
+    "bmm": lambda: (aten.bmm.default, (normal(8, 4, 5), normal(8, 5, 6)), {}),
+    "embedding_dense_backward": lambda: (
+        aten.embedding_dense_backward.default,
+        (normal(40, 32), TARGET, 7, -1, False),
+        {},
+    ),
+    "nll_loss_forward": lambda: (aten.nll_loss_forward.default, (normal(40, 7), TARGET, None, 1, 3), {}),
+    "nll_loss_backward": lambda: (
+        aten.nll_loss_backward.default,
+        (normal(1)[0], normal(40, 7), TARGET, None, 1, 3, torch.tensor(34.0)),
+        {},
+    ),
+    "add_": lambda: (aten.add_.Tensor, (normal(32, 16), normal(32, 16)), {"alpha": -0.1}),
+    "mul of a row": lambda: (aten.mul.Tensor, (normal(32, 16), normal(16)), {}),
+    "softmax": lambda: (aten._softmax.default, (normal(32, 16), 1, False), {}),
+    "convolution": lambda: (
+        aten.convolution.default,
+        (normal(6, 3, 8, 8), normal(4, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        {},
+    ),
+    "attention": lambda: (
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        (normal(2, 4, 8, 16), normal(2, 4, 8, 16), normal(2, 4, 8, 16)),
+        {},
+    ),
+    "attention with a mask": lambda: (
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        (normal(1, 4, 8, 16), normal(1, 4, 8, 16), normal(1, 4, 8, 16)),
+        {"attn_mask": normal(1, 1, 8, 8)},
+    ),
+    "attention backward, shared keys": attention_backward,
+    "foreach": lambda: (aten._foreach_mul.List, ([normal(9, 9), normal(50)], [normal(9, 9), normal(50)]), {}),
+    "foreach in place": lambda: (aten._foreach_add_.Scalar, ([normal(9, 9), normal(50)], 0.3), {}),
+}
+
+
+def call(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]:
+    kernel, args, kwargs = CALLS[name]()
+    plan = plan_of(kernel)
+    before = mapped_args(lambda item: item.clone() if isinstance(item, Tensor) else item, args)
+    found = outputs(plan, args, kwargs, kernel(*args, **kwargs))
+    return plan, before, kwargs, found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_pieces_have_the_scores_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, args, kwargs, found = call(name)
+    whole = measures(plan, args, kwargs, found)
+    monkeypatch.setattr(replay_pieces, "CHUNK", 48)
+    assert cut(plan, args, kwargs, found) is not None
+    pieces = measures(plan, args, kwargs, found)
+    assert [each["place"] for each in pieces] == [each["place"] for each in whole]
+    for piece, one in zip(pieces, whole, strict=True):
+        # The scale of fused kernels is found by random moves: it is no exact number.
+        near = 1.0 if plan.kind == "other" else 1e-6
+        assert piece["shape"] == one["shape"]
+        assert piece["rms"] == pytest.approx(one["rms"], rel=near)
+        assert piece["worst"] == pytest.approx(one["worst"], rel=3 * near)
+        assert piece.get("size", 0.0) == pytest.approx(one.get("size", 0.0))
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "nll_loss_forward" not in name])
+def test_a_wrong_element_has_its_place_in_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, args, kwargs, found = call(name)
+    last = [item for item in found if isinstance(item, Tensor)][-1]
+    last[(-1,) * last.dim()] = 50.0
+    monkeypatch.setattr(replay_pieces, "CHUNK", 48)
+    measure = measures(plan, args, kwargs, found)[-1]
+    assert measure["worst"] > 1e4
+    assert measure["profile"]["worst_at"] == [length - 1 for length in last.shape]
+
+
+def test_a_loss_is_replayed_on_the_elements_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, args, kwargs, found = call("nll_loss_forward")
+    found[0] = found[0] + 1
+    monkeypatch.setattr(replay_pieces, "CHUNK", 48)
+    loss, weight = measures(plan, args, kwargs, found)
+    assert loss["worst"] > 1e4
+    assert weight["worst"] == 0
+
+
+def test_few_distinct_elements_lean_by_chance_however_often_they_occur() -> None:
+    values = torch.tensor([1.1, 1.2, 1.4], dtype=torch.float64).repeat(1000)
+    lean = rounded_score(values.half(), values, None, dtype=torch.float16, working=False)
+    # In units, 1.1 is off by -0.73, 1.2 by 0.33, 1.4 by 0.57: three errors, not three thousand.
+    assert abs(lean["toward"]) < lean["spread"]
