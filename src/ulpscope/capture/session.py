@@ -61,7 +61,8 @@ class Capture:
         if path is not None:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
-        self.path = Path(self.config.path)
+        # The program may change its working folder; a run stays where it began.
+        self.path = Path(os.path.abspath(self.config.path))
         self.current_step = 0
         self.started = False
         self.dumps: list[Path] = []
