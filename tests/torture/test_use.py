@@ -357,3 +357,20 @@ def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytes
         torch.sin(X)
         capture.step()
     assert [dump.manifest.step for dump in whole_dumps(tmp_path / "run", 2)] == [0, 1]
+
+
+@case("index_2d_not_started")
+@levels
+def test_a_capture_that_was_never_started_changes_nothing(level: str, tmp_path: Path) -> None:
+    def indexed() -> list[Any]:
+        weight = torch.arange(18.0).reshape(6, 3).requires_grad_()
+        out = weight[torch.tensor([[0, 1], [5, 2]])]
+        out.square().sum().backward()
+        return [out.tolist(), weight.grad.tolist()]
+
+    bare = indexed()
+    capture = ulpscope.Capture(tmp_path / "run", level=level, tensors=True)
+    assert indexed() == bare
+    assert torch._C._len_torch_function_stack() == 0
+    capture.close()
+    assert not (tmp_path / "run").exists()
