@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         loss.backward()
         x.add_(1.0, alpha=0.5)
         torch._foreach_mul_([torch.ones(3), x], 2.0)
+        torch.zeros(0, 3).add(x[:1, :3].sum().item())
     return folder / "a"
 
 
@@ -64,6 +66,7 @@ GOOD = [
     "Aten.gelu_backward.default.0.backward",
     "Aten._foreach_mul_.Scalar.0.forward",
 ]
+EMPTY = ["Torch.zeros.0.forward", "Tensor.item.0.forward"]
 
 
 @pytest.mark.parametrize("call", GOOD)
@@ -77,6 +80,16 @@ def test_a_correct_call_is_within_rounding_and_gives_the_same_bits_again(
     assert [way["way"] for way in found["ways"]] == ["recorded", "again on cpu", "as float64"]
     rms = {way["way"]: way["outputs"][0]["rms"] for way in found["ways"]}
     assert rms["as float64"] <= rms["recorded"]
+
+
+@pytest.mark.parametrize("call", EMPTY)
+def test_a_call_without_elements_is_repeated_too(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], call: str
+) -> None:
+    code, text = ulp(capsys, "replay", str(run), call, "--format", "json")
+    assert (code, json.loads(text)["same_bits"]) == (0, True)
+    assert ulp(capsys, "repro", str(run), call, "-o", str(tmp_path / "r"))[0] == 0
+    runpy.run_path(str(tmp_path / "r" / "repro.py"), run_name="__main__")
 
 
 @pytest.mark.parametrize("call", ["Aten.addmm.default.1.forward", "Functional.linear.1.forward"])
@@ -101,7 +114,7 @@ def test_another_precision_is_scored_as_well(run: Path, capsys: pytest.CaptureFi
     [
         ("Functional.dropout.0.forward", "it draws random numbers"),
         ("Functional.linear.0.backward", "name a kernel below it"),
-        ("Aten.t.default.0.forward", "it is a view kernel"),
+        ("Aten.t.default.0.forward", "it is a view, which computes nothing"),
         ("Functional.linear.7.forward", "has no call Functional.linear.7.forward"),
     ],
 )

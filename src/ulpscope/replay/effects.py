@@ -109,8 +109,10 @@ class _Step:
     def _with_gradients(self, name: CallId, role: Role, item: Callable[[Any], Any]) -> Parts:
         found = {}
         for value in _tensors(self.backward[name], role):
+            if value.payload is None or "complex" in (value.dtype or ""):
+                continue
             at = item(value.slot.path)
-            if at is not None and value.payload is not None:
+            if at is not None:
                 found[value.slot.path] = (at, self._wide(value))
         return found
 

@@ -93,6 +93,8 @@ def run(tensors, device, wide=False):
 def row(name, found, expected):
     if found.shape != expected.shape:
         return f"  {name:<20} shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
+    if not found.numel():
+        return f"  {name:<20} has no elements"
     if not found.is_floating_point():
         return f"  {name:<20} {int((found != expected.to(found.dtype)).sum())} of {found.numel()} elements differ"
     error = (found.double() - expected.double()).abs()
@@ -100,7 +102,7 @@ def row(name, found, expected):
     finite = error[error.isfinite()]
     lost = int((~found.isfinite() & expected.isfinite()).sum())
     size = expected.double()[expected.isfinite()].norm()
-    flat = int(error.nan_to_num(float("inf")).argmax()) if error.numel() else 0
+    flat = int(error.nan_to_num(float("inf")).argmax())
     place = []
     for length in reversed(error.shape):
         flat, index = divmod(flat, length)
