@@ -21,10 +21,10 @@ VERBS = {
     "replay": "One recorded call, run again on its recorded inputs.",
     "repro": "A folder with a stand-alone script that shows what is wrong with one call.",
     "chaos": "Bug or chaos: how far runs of this model drift apart by themselves.",
-    "check": "Checks of one run, without a second one: overflow.",
+    "check": "Checks of one run, without a second one: overflow, noise, ranks, ops.",
     "show": "What was recorded: a run, its calls, or one call with its values and stack.",
     "tensor": "One tensor, or two element by element: worst elements, histogram, error map.",
-    "convert": "A run in the files of msprobe, or the other way round.",
+    "convert": "A run in the files of another tool, or the other way round.",
 }
 
 # As a dump that cannot be read: the answer is not known.
