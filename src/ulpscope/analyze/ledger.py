@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 
 from ulpscope.analyze.limits import LOW, ONE_BY_ONE, STEPWISE, UNITS, Limit, limit
 from ulpscope.analyze.told import Key, keyed, told_differently
-from ulpscope.store.ledger import Measure, Row
+from ulpscope.store.ledger import Exchange, Measure, Row
 
+# Moved values are equal: what is left is the rounding of the sketches themselves, which are sums in float64.
+_MOVED = 1e-4
 _SURE = 4.0  # so many limits above are not a matter of where the limit is
 _STANDARD_ERRORS = 6.0
 _LEANS = 0.05
@@ -252,34 +254,52 @@ def _bias(measure: Measure, bound: Limit, other: Measure | None) -> tuple[float,
 
 
 def _exchanges(rows: Iterable[Row]) -> Iterator[Finding]:
-    """Reductions over ranks: what every rank got must be the sum of what all gave. Sketches are linear, so they add up."""
-    groups: defaultdict[tuple[object, ...], list[Row]] = defaultdict(list)
+    """Exchanges between ranks: what every rank got must follow from what all gave. Sketches are linear, so they add up."""
+    groups: defaultdict[tuple[object, ...], list[tuple[Row, Exchange]]] = defaultdict(list)
     for row in rows:
-        if row.exchange is not None and row.measures:
-            groups[row.exchange.group, row.exchange.number, row.exchange.how].append(row)
+        if row.exchange is not None and row.measures and row.rank in row.exchange.group:
+            groups[row.exchange.group, row.exchange.number, row.exchange.how].append((row, row.exchange))
     for found in groups.values():
-        exchange = found[0].exchange
-        assert exchange is not None
-        if len(found) == len(exchange.group) and exchange.how.startswith("allreduce"):
-            yield from _check_sum(found, exchange.how)
+        group = found[0][1].group
+        if len(found) == len(group):
+            yield from _check(sorted(found, key=lambda item: group.index(item[0].rank)))
 
 
-def _check_sum(rows: Sequence[Row], how: str) -> Iterator[Finding]:
-    given = [row.exchange.given for row in rows if row.exchange is not None]
-    total = [math.fsum(parts) for parts in zip(*given, strict=False)]
-    share = 1 / len(rows) if how.endswith("avg") else 1.0
-    if not how.endswith(("sum", "avg", "unknown")):
+def _check(found: Sequence[tuple[Row, Exchange]]) -> Iterator[Finding]:
+    """The findings of one exchange; `found` in the order of the group."""
+    name, _, reduction = found[0][1].how.partition(".")
+    given = [exchange.given for _, exchange in found]
+    count = len(found)
+    if name.startswith(("allreduce", "reduce_scatter")):
+        if reduction not in ("sum", "avg", "unknown"):
+            return
+        share = 1 / count if reduction == "avg" else 1.0
+        total = [share * math.fsum(parts) for parts in zip(*given, strict=False)]
+        size = len(total) // count
+        whole = name.startswith("allreduce")
+        want = [total if whole else total[at * size : (at + 1) * size] for at in range(count)]
+        bound, what = 2.0 * count, f"the sum of what the {count} ranks gave"
+    elif name.startswith("allgather"):
+        want = [[number for part in given for number in part]] * count
+        bound, what = _MOVED, f"what the {count} ranks gave"
+    elif name == "broadcast" and reduction.isdigit() and int(reduction) < count:
+        want = [list(given[int(reduction)])] * count
+        bound, what = _MOVED, f"what rank {found[0][1].group[int(reduction)]} gave"
+    else:
         return
-    scores = []
-    for row in rows:
-        assert row.exchange is not None
-        unit = UNITS.get(row.measures[0].dtype, 2.0**-24) * max(row.exchange.norm, 1e-300)
-        off = max((abs(got - share * want) for got, want in zip(row.exchange.got, total, strict=False)), default=0.0)
-        scores.append(off / unit)
-    bound = 2.0 * len(rows)
-    if how.endswith("unknown") and min(scores) > bound:
+    scores = [_off(row, exchange, expected) for (row, exchange), expected in zip(found, want, strict=True)]
+    if reduction == "unknown" and min(scores) > bound:
         return  # not a sum
-    for row, score in zip(rows, scores, strict=True):
+    for (row, _), score in zip(found, scores, strict=True):
         if score > bound:
-            why = f"what this rank got is not the sum of what the {len(rows)} ranks gave (off by {score:.2g} units)"
+            why = f"what this rank got is not {what} (off by {score:.2g} units)"
             yield Finding(row, Verdict.INTRODUCED, why, score / bound, row.measures[0])
+
+
+def _off(row: Row, exchange: Exchange, expected: Sequence[float]) -> float:
+    """The worst of the sketches, in units of rounding; infinite where there are too few or too many of them."""
+    if len(exchange.got) != len(expected):
+        return math.inf
+    dtype = row.measures[0].dtype if "reduce" in exchange.how else "float32"
+    unit = UNITS.get(dtype, 2.0**-24) * max(exchange.norm, 1e-300)
+    return max((abs(got - want) for got, want in zip(exchange.got, expected, strict=True)), default=0.0) / unit

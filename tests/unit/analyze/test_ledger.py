@@ -202,6 +202,32 @@ def test_a_rank_that_did_not_get_the_sum_is_named() -> None:
     assert judgement.first.row.rank == 1
 
 
+Floats = tuple[float, ...]
+
+
+@pytest.mark.parametrize(
+    ("how", "given", "got", "wrong"),
+    [
+        ("broadcast.1", [(1.0,), (2.0,)], [(2.0,), (2.0,)], [(1.0,), (2.0,)]),
+        ("allgather_base", [(1.0,), (2.0,)], [(1.0, 2.0), (1.0, 2.0)], [(2.0, 1.0), (1.0, 2.0)]),
+        ("reduce_scatter_base.sum", [(1.0, 2.0), (3.0, 4.0)], [(4.0,), (6.0,)], [(6.0,), (6.0,)]),
+        ("reduce_scatter_base.avg", [(1.0, 2.0), (3.0, 4.0)], [(2.0,), (3.0,)], [(4.0,), (3.0,)]),
+    ],
+)
+def test_a_rank_that_got_something_else_is_named(
+    how: str, given: list[Floats], got: list[Floats], wrong: list[Floats]
+) -> None:
+    def ranks(got: list[Floats]) -> list[Row]:
+        exchanges = [Exchange(how, (0, 1), 0, given=given[at], got=got[at], norm=10.0) for at in range(2)]
+        part = {"op": f"c10d.{how}", "kind": "collective", "measures": (measure(dtype="float32", rms=0.0, worst=0.0),)}
+        return [row(0, rank=at, exchange=exchange, **part) for at, exchange in enumerate(exchanges)]
+
+    assert judge(ranks(got)).first is None
+    first = judge(ranks(wrong)).first
+    assert first is not None
+    assert first.row.rank == 0
+
+
 def test_what_could_not_be_judged_is_unknown_and_says_why() -> None:
     judgement = judge(with_one(2, unknown="NotImplementedError: no double"))
     assert judgement.counts["unknown"] == 1

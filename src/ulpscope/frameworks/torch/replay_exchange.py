@@ -6,14 +6,28 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ulpscope.frameworks.torch.replay_origins import sketch
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_score import UNIT
-from ulpscope.frameworks.torch.replay_values import tensors
+from ulpscope.frameworks.torch.replay_values import items, tensors
 
 _PARTS = 16
-_REDUCTIONS = {"0": "sum", "1": "avg", "2": "product", "3": "min", "4": "max"}
+# Where what a rank gives stands, and what it gets, and whether that is one tensor with the parts of all ranks.
+_Where = dict[str, tuple[int, bool]]
+_GIVEN: _Where = {
+    "allgather_": (1, False),
+    "_allgather_base_": (1, False),
+    "reduce_scatter_": (1, False),
+    "_reduce_scatter_base_": (1, True),
+}
+_GOT: _Where = {
+    "allgather_": (0, False),
+    "_allgather_base_": (0, True),
+    "reduce_scatter_": (0, False),
+    "_reduce_scatter_base_": (0, False),
+}
 
 
 class Exchanges:
@@ -23,7 +37,7 @@ class Exchanges:
         self._numbers: Counter[tuple[int, ...]] = Counter()
 
     def before(self, plan: Plan, args: tuple[Any, ...]) -> tuple[float, ...]:
-        return _sketches(args[0]) if args else ()
+        return _sketches(plan, _parts(plan, args, _GIVEN)) if args else ()
 
     def after(self, plan: Plan, args: tuple[Any, ...], given: tuple[float, ...], result: Any) -> dict[str, Any]:
         for item in result if isinstance(result, tuple | list) else (result,):
@@ -32,7 +46,8 @@ class Exchanges:
         group = _ranks(args)
         number = self._numbers[group]
         self._numbers[group] = number + 1
-        floats = [value for value in tensors(args[:1]) if value.dtype in UNIT]
+        got = _parts(plan, args, _GOT)
+        floats = [value for value in got if value.dtype in UNIT]
         if not floats:
             return {"unknown": "no floating point values are exchanged"}
         norm = float(torch.stack([value.double().norm() for value in floats]).norm())
@@ -41,15 +56,24 @@ class Exchanges:
             "group": group,
             "number": number,
             "given": given,
-            "got": _sketches(args[0]),
+            "got": _sketches(plan, got),
             "norm": norm,
         }
         about = {"place": 0, "dtype": str(floats[0].dtype)[6:], "shape": tuple(floats[0].shape), "terms": len(group)}
         return {"exchange": exchange, "measures": [{**about, "rms": 0.0, "worst": 0.0}]}
 
 
-def _sketches(value: Any) -> tuple[float, ...]:
-    wide = [leaf.detach().double().flatten() for leaf in tensors((value,)) if leaf.dtype in UNIT]
+def _parts(plan: Plan, args: tuple[Any, ...], where: _Where) -> list[Tensor]:
+    """What a rank gives or gets: where ranks give or get different parts, one tensor for each of these."""
+    place, joined = where.get(plan.op.split(".")[1], (0, False))
+    found = tensors(tuple(items(args[place : place + 1])))
+    return list(found[0].flatten().tensor_split(len(_ranks(args)))) if joined else found
+
+
+def _sketches(plan: Plan, parts: list[Tensor]) -> tuple[float, ...]:
+    wide = [part.detach().double().flatten() for part in parts if part.dtype in UNIT]
+    if plan.op.split(".")[1] in _GIVEN:
+        return tuple(number for part in wide for number in sketch(part))
     return sketch(torch.cat(wide), _PARTS) if wide else ()
 
 
@@ -65,8 +89,10 @@ def _ranks(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _how(plan: Plan, args: tuple[Any, ...]) -> str:
-    """`allreduce.sum`; the reduction is read from its text, since it comes in a box."""
+    """`allreduce.sum`, `broadcast.0`: the group's rank that gives. The reduction is read from its text, since it comes in a box."""
     name = plan.op.split(".")[1].strip("_")
+    if name == "broadcast":
+        return f"{name}.{args[2]}"
     if "reduce" not in name:
         return name
     for value in args[1:]:
