@@ -123,3 +123,15 @@ def test_few_distinct_elements_lean_by_chance_however_often_they_occur() -> None
     lean = rounded_score(values.half(), values, None, dtype=torch.float16, working=False)
     # In units, 1.1 is off by -0.73, 1.2 by 0.33, 1.4 by 0.57: three errors, not three thousand.
     assert abs(lean["toward"]) < lean["spread"]
+
+
+def test_what_underflows_inside_a_fused_kernel_in_float16_is_rounding() -> None:
+    kernel, (grad, *rest), kwargs = attention_backward()
+    args = ((grad * 1e-6).half(), *(each.half() if isinstance(each, Tensor) else each for each in rest))
+    args = (*args[:5], rest[4], *args[6:])
+    plan = plan_of(kernel)
+    found = outputs(plan, args, kwargs, kernel(*args, **kwargs))
+    found[0] = found[0] + 8 * torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
+    assert measures(plan, args, kwargs, found)[0]["rms"] < 1.5
+    found[0] = found[0] + 1e-4
+    assert measures(plan, args, kwargs, found)[0]["rms"] > 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.replay_choice import choice_scores
 from ulpscope.frameworks.torch.replay_pieces import Piece, cut, measured, merged
 from ulpscope.frameworks.torch.replay_reference import Expected, Plan
-from ulpscope.frameworks.torch.replay_score import UNIT, can_score, exact_score, rounded_score
+from ulpscope.frameworks.torch.replay_score import UNIT, can_score, exact_score, rounded_score, subnormal
 from ulpscope.frameworks.torch.replay_values import results, tensors
 
 Measures = list[dict[str, Any]]
@@ -76,6 +77,8 @@ def _measure(
     if scale is not None:
         scale = scale.reshape(item.shape) if scale.numel() == item.numel() else scale.expand(item.shape)
     dtype = _coarsest(args, kwargs, item.dtype) if plan.kind == "other" else item.dtype
+    if plan.kind == "other" and scale is not None and dtype is torch.float16:
+        scale = torch.hypot(scale, torch.full_like(scale, _underflow(args, kwargs)))
     score = _scored(item, value.to(item.device), scale, dtype, want.working[at], leans)
     if (score.get("overflowed") or score.get("lost")) and not _finite(args, kwargs):
         score["overflowed"] = 0
@@ -124,6 +127,17 @@ def _coarsest(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype)
     """A fused kernel may keep what it computes inside in the precision of its inputs."""
     found = [leaf.dtype for leaf in tensors(args, kwargs) if leaf.dtype in UNIT]
     return max([dtype, *found], key=UNIT.__getitem__)
+
+
+def _underflow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """The scale of what a fused kernel loses between its stages in float16, where gradients fall below the normal numbers:
+    of each of up to four partial results half the distance of these, times an operand, summed over the longest dimension.
+    """
+    leaves = [leaf for leaf in tensors(args, kwargs) if leaf.dtype in UNIT and leaf.numel()]
+    largest = max((float(leaf.abs().max()) for leaf in leaves), default=0.0)
+    longest = max((max(leaf.shape, default=1) for leaf in leaves), default=1)
+    gain = 4 * (1 + largest * math.sqrt(longest))
+    return gain * subnormal(torch.float16) / UNIT[torch.float16] if math.isfinite(gain) else 0.0
 
 
 def _finite(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -47,7 +47,7 @@ def exact_score(found: Tensor, expected: Tensor) -> dict[str, Any]:
     lost = int((~torch.isfinite(found) & torch.isfinite(expected)).sum()) if found.dtype in UNIT else 0
     error = differs.double()
     if found.dtype in UNIT:
-        error = _units(found.double(), expected.double(), None, UNIT[found.dtype], 0.0, _subnormal(found.dtype), True)
+        error = _units(found.double(), expected.double(), None, UNIT[found.dtype], 0.0, subnormal(found.dtype), True)
         error = torch.where(differs, error.nan_to_num(0.0, 0.0, 0.0), torch.zeros_like(error))
     rms, worst = float(error.norm()) / math.sqrt(error.numel()), float(error.abs().max())
     return {"rms": rms, "worst": worst, "wrong": wrong, "lost": lost, "profile": profile(error)}
@@ -67,7 +67,7 @@ def rounded_score(
     unit, inner = UNIT[dtype], INNER[dtype]
     y = found.double()
     answer: dict[str, Any] = {}
-    error = _units(y, expected, scale, unit, inner, _subnormal(dtype), working)
+    error = _units(y, expected, scale, unit, inner, subnormal(dtype), working)
     rms, worst, size, total = _numbers(error, y)
     finite: Tensor | None = None
     if not math.isfinite(rms + size):
@@ -76,7 +76,7 @@ def rounded_score(
         scale = None if scale is None else scale.expand(finite.shape)[finite].nan_to_num(0.0, 0.0, 0.0)
         if not y.numel():
             return {"rms": 0.0, "worst": 0.0, **answer}
-        error = _units(y, expected, scale, unit, inner, _subnormal(dtype), working)
+        error = _units(y, expected, scale, unit, inner, subnormal(dtype), working)
         rms, worst, size, total = _numbers(error, y)
     count = y.numel()
     answer |= {"rms": rms / math.sqrt(count), "worst": worst, "total": total, "size": size}
@@ -101,7 +101,7 @@ def _numbers(error: Tensor, y: Tensor) -> list[float]:
 
 
 def _units(
-    y: Tensor, expected: Tensor, scale: Tensor | None, unit: float, inner: float, subnormal: float, working: bool
+    y: Tensor, expected: Tensor, scale: Tensor | None, unit: float, inner: float, least: float, working: bool
 ) -> Tensor:
     size = expected.abs()
     if scale is None:
@@ -110,10 +110,10 @@ def _units(
         allowed = size.square_().addcmul_(scale, scale).sqrt_().mul_(unit)
     else:
         allowed = size.mul_(unit).add_(scale, alpha=inner)
-    return (y - expected).div_(allowed.add_(subnormal))
+    return (y - expected).div_(allowed.add_(least))
 
 
-def _subnormal(dtype: torch.dtype) -> float:
+def subnormal(dtype: torch.dtype) -> float:
     """Half the distance between the smallest numbers."""
     info = torch.finfo(dtype)
     return max(info.tiny * info.eps / 2, 1e-300)
