@@ -5,6 +5,7 @@ Kernel dumps are written by hand (`cann_files`), so that no vendor tool is neede
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -168,8 +169,7 @@ class Console:
 
 
 def _own_terminal() -> None:
-    import contextlib
-import fcntl
+    import fcntl
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
