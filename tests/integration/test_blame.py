@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +404,22 @@ def test_a_folder_with_a_ledger_is_refused_at_once(tmp_path: Path) -> None:
             torch.ones(2) * 2
     with pytest.raises(ulpscope.CaptureError, match=r"overwrite=True"), ulpscope.ledger(tmp_path):
         torch.ones(2) * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_update_that_cancels_is_rounding_and_one_that_is_wrong_is_not(tmp_path: Path, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, gradient = (torch.randn(1 << 16, generator=generator).to(dtype) for _ in range(2))
+
+    class Wrong(TorchDispatchMode):
+        def __torch_dispatch__(self, kernel: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = kernel(*args, **(kwargs or {}))
+            if kernel is torch.ops.aten._foreach_add_.List:
+                args[0][0].mul_(1.03)
+            return out
+
+    for name, device, alarms in (("clean", nullcontext(), False), ("wrong", Wrong(), True)):
+        updated = [weight.clone(), torch.ones(8, dtype=dtype)]
+        with device, ulpscope.ledger(tmp_path / name):
+            torch._foreach_add_(updated, [gradient * 10, torch.ones(8, dtype=dtype)], alpha=-0.1)
+        assert (judge(rows_of(tmp_path / name)).first is not None) is alarms

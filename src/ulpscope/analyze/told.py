@@ -38,6 +38,7 @@ def told_differently(reference: Sequence[Row], target: Sequence[Row]) -> Iterato
     read_back: set[int] = set()
     decided: set[int] = set()
     missing = _calls_apart(reference, target, mixed)
+    inside = _inside(reference), _inside(target)
     for key, row in keyed(target).items():
         if row.decides:
             decided.add(row.rank)
@@ -46,11 +47,27 @@ def told_differently(reference: Sequence[Row], target: Sequence[Row]) -> Iterato
         partner = partners.get(key)
         why = None
         if partner is not None:
-            why = _arguments(partner, row, mixed, row.rank in read_back, row.rank in decided) or _leaves(partner, row)
+            # The same call by other kernels, as attention on another device is: what these were told says nothing.
+            alike = inside[0].get(_within(partner)) == inside[1].get(_within(row))
+            told = alike and _arguments(partner, row, mixed, row.rank in read_back, row.rank in decided)
+            why = told or _leaves(partner, row)
         elif row.rank not in decided and row.phase == "forward":
             why = missing.get((row.rank, row.step, row.module, _api(row)))
         if why:
             yield row, why, _SETS
+
+
+def _within(row: Row) -> tuple[int, int, str, str]:
+    return row.rank, row.step, row.phase, row.api
+
+
+def _inside(rows: Sequence[Row]) -> dict[tuple[int, int, str, str], list[str]]:
+    """The kernels of each API call, in order."""
+    found: defaultdict[tuple[int, int, str, str], list[str]] = defaultdict(list)
+    for row in rows:
+        if row.api:
+            found[_within(row)].append(row.op)
+    return dict(found)
 
 
 def _other_precision(partners: dict[Key, Row], target: Sequence[Row]) -> bool:

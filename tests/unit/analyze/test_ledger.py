@@ -10,6 +10,7 @@ import pytest
 
 from ulpscope.analyze.ledger import Verdict, judge
 from ulpscope.analyze.pattern import pattern
+from ulpscope.analyze.told import told_differently
 from ulpscope.store.ledger import Exchange, Leaf, Measure, Row
 
 
@@ -266,3 +267,14 @@ def test_the_factor_of_a_scale_error_is_told() -> None:
 def test_a_row_survives_the_change_of_its_step() -> None:
     later = [replace(each, step=1) for each in clean(2)]
     assert judge([*clean(2), *later], [*clean(2), *later]).first is None
+
+
+def test_kernels_of_a_call_that_was_made_of_others_are_not_compared_by_their_arguments() -> None:
+    call = {"module": "attn", "api": "Functional.scaled_dot_product_attention.0.forward", "kind": "view"}
+    reference = [row(0, op="aten.transpose.int", scalars={"dim0": 1}, **call)]
+    target = [
+        row(0, op="aten.transpose.int", scalars={"dim0": -2}, **call),
+        row(1, op="aten._scaled_dot_product_flash_attention.default", **call),
+    ]
+    assert not [why for _, why, _ in told_differently(reference, target)]
+    assert [why for _, why, _ in told_differently(reference, target[:1])] == ["dim0 = -2, the reference has 1"]

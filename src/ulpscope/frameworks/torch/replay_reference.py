@@ -169,7 +169,11 @@ def expected(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: l
     values = _evaluate(plan, wide, wide_kwargs)
     scales, terms = _scales(plan, wide, wide_kwargs, values)
     sums = plan.name in tables.SUMS_BESIDE
-    working = [plan.working or (sums and place > 0) for place in range(len(values))]
+    # A factor such as a learning rate is itself rounded to the working dtype by some kernels.
+    factored = plan.name in tables.ROUNDED_ONCE
+    working = [
+        plan.working or (sums and place > 0) or (factored and scales[place] is not None) for place in range(len(values))
+    ]
     return Expected(values, scales, terms, exact=False, working=working)
 
 
@@ -251,9 +255,11 @@ def _scales(
 
 def _second_part(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> list[Tensor | None]:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 and isinstance(args[2], int | float) else 1)
-    if plan.name not in ("add", "sub", "rsub") or alpha == 1 or not isinstance(args[1], Tensor):
+    if plan.name not in ("add", "sub", "rsub") or alpha == 1:
         return [None] * count
-    return [(args[1] * alpha).abs()]
+    # `_foreach_add_` has a list of second parts, one for each result.
+    parts = args[1] if isinstance(args[1], list | tuple) else [args[1]]
+    return [(part * alpha).abs() if isinstance(part, Tensor) else None for part in parts]
 
 
 def _squares(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> list[Tensor | None]:
