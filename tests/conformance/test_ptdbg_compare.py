@@ -205,16 +205,25 @@ def test_000_119_127_what_has_no_counterpart_is_not_compared(tmp_path: Path) -> 
     assert (dtype["Cosine"], dtype["Accuracy Reached or Not"]) == ("1.0", "Yes")
 
 
-def test_000_115_004_026_the_stack_mode_goes_with_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_000_115_the_stack_mode_goes_with_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     arrays = {"Torch_norm_1_forward_output": GOOD}
     plain, stacked = dumped(tmp_path / "a", arrays, name="dump"), dumped(tmp_path / "b", arrays)
     with pytest.raises(ValueError, match="does not contain stack information, please turn off the stack_mode"):
         compare(param(plain, plain), str(tmp_path), stack_mode=True)
     with pytest.raises(ValueError, match="The dump mode of the two files is not same, please check the dump files"):
         compare(param(plain, stacked), str(tmp_path))
-    compare(param(stacked, stacked), str(tmp_path))
-    assert "The current file contains stack information, please turn on the stack_mode" in caplog.messages
     assert "Compare failed. Please check the arguments and do it again!" in caplog.messages
+
+
+# The FAQ's fifth question: the text it quotes, and its answer.
+def test_004_026_a_file_with_stacks_asks_for_the_stack_mode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stacked = dumped(tmp_path / "b", {"Torch_norm_1_forward_output": GOOD})
+    said = "The current file contains stack information, please turn on the stack_mode"
+    compare(param(stacked, stacked), str(tmp_path))
+    assert said in caplog.messages
+    caplog.clear()
+    compare(param(stacked, stacked), str(tmp_path), stack_mode=True)
+    assert said not in caplog.messages
 
 
 def test_000_110_111_112_114_118_mistakes_are_told(tmp_path: Path) -> None:
