@@ -170,8 +170,11 @@ class Console:
 
 def _own_terminal() -> None:
     import fcntl
+    import signal
     import termios
 
+    # A shell that starts tests in the background has them ignore it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
