@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,13 +12,13 @@ import click
 
 from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
 from ulpscope.analyze.ledger import judge
+from ulpscope.cli.launch import launch
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, next_commands
 from ulpscope.store.layout import find_places
 from ulpscope.store.ledger import Row, find_ledgers, read_ledger
 
-_BOOTSTRAP = Path(__file__).parent / "bootstrap"
 _NOTHING = 4
 
 
@@ -131,18 +129,7 @@ def _live(command: list[str], output: str | None, from_start: bool) -> tuple[Pat
         if output is not None and folder.exists() and find_ledgers(folder):
             raise CaptureError(f"{output} holds an earlier ledger; choose another folder")
         options: dict[str, Any] = {"path": str(folder), "from_start": from_start}
-        environment = {
-            **os.environ,
-            LEDGER_VARIABLE: json.dumps(options),
-            "PYTHONPATH": os.pathsep.join([str(_BOOTSTRAP), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        }
-        try:
-            # What the program prints is not the result of this command.
-            code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
-        except OSError as error:
-            raise CaptureError(f"cannot run {command[0]}: {error.strerror}") from None
-        if code:
-            click.echo(f"ulpscope: the command ended with exit code {code}; judging what it did until then", err=True)
+        launch(command, LEDGER_VARIABLE, options)
         return folder, _read(folder) if find_ledgers(folder) else []
 
 

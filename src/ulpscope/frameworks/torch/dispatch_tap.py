@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,10 +15,19 @@ from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Phase, Role
 
 
+class KernelTap(Protocol):
+    """What is told of every kernel: the recorder's tap, or the judge's."""
+
+    observer: Observer
+    names: ApiNames
+
+    def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
 class KernelMode(TorchDispatchMode):
     """The mode of one thread."""
 
-    def __init__(self, tap: DispatchTap, state: ThreadState) -> None:
+    def __init__(self, tap: KernelTap, state: ThreadState) -> None:
         super().__init__()
         self.tap = tap
         self.state = state

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.dispatch_tap import raises_late, redispatch, written_by
-from ulpscope.frameworks.torch.names import IGNORED, ApiNames
+from ulpscope.frameworks.torch.names import ApiNames
 from ulpscope.frameworks.torch.replay_exchange import Exchanges
 from ulpscope.frameworks.torch.replay_measure import exact_measures, measures, view_measures
 from ulpscope.frameworks.torch.replay_origins import Origins, scalars
@@ -27,24 +26,6 @@ from ulpscope.frameworks.torch.replay_values import items, results, tensors
 
 Emit = Callable[[dict[str, Any]], None]
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
-
-
-class ReplayMode(TorchDispatchMode):
-    """The mode of one thread."""
-
-    def __init__(self, tap: ReplayTap, state: ThreadState) -> None:
-        super().__init__()
-        self.tap = tap
-        self.state = state
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        tap, state = self.tap, self.state
-        if state.busy or not tap.observer.active or tap.names.of(func).treatment == IGNORED:
-            return redispatch(state, func, args, kwargs)
-        return tap.run(state, func, args, kwargs)
 
 
 class ReplayTap:
