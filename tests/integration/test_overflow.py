@@ -16,11 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ulpscope
+from builders import DumpBuilder
 from device.fakenpu import run as run_on_npu
 from integration.runs import LEVELS, assert_same, run_bare, run_captured
 from integration.test_models_unchanged import PROGRAMS
 from ulpscope.errors import OverflowStop
 from ulpscope.naming import call_text, slot_text
+from ulpscope.replay.overflow import Nature, overflow_of
+from ulpscope.store.reader import open_dump
 
 HALF = torch.float16
 
@@ -282,3 +285,13 @@ def test_the_flag_of_a_saturating_device_tells_where_no_value_does(tmp_path: Pat
         "print(json.dumps([[call_text(call.id) for call in ulpscope.open_dump(sys.argv[1]).calls()], z.cpu().tolist()]))"
     )
     assert run_on_npu(program, tmp_path) == [["Tensor.__mul__.0.forward"], [[65504.0] * 2] * 2]
+
+
+@pytest.mark.parametrize("name", ["load", "hub.load", "ops.load_library", "serialization.load"])
+def test_a_dump_cannot_name_what_is_no_operator(tmp_path: Path, name: str) -> None:
+    builder = DumpBuilder(tmp_path)
+    builder.call("Torch", name, values={("input", 0): "/nowhere", ("output", 0): np.array([np.inf], np.float32)})
+    dump = open_dump(builder.close())
+    found = overflow_of(dump, dump.nth(0))
+    assert found.nature is Nature.UNKNOWN
+    assert "Torch." in found.reason and "nowhere" not in found.reason

@@ -12,7 +12,7 @@ import click
 
 from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
 from ulpscope.analyze.ledger import judge
-from ulpscope.cli.launch import launch
+from ulpscope.cli.launch import WithCommand, launch
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, next_commands
@@ -22,18 +22,7 @@ from ulpscope.store.ledger import Row, find_ledgers, read_ledger
 _NOTHING = 4
 
 
-class _WithCommand(click.Command):
-    """Takes what stands behind `--` as a command."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            at = args.index("--")
-            ctx.meta["command"] = args[at + 1 :]
-            args = args[:at]
-        return super().parse_args(ctx, args)
-
-
-@click.command(cls=_WithCommand, options_metavar="[OPTIONS]")
+@click.command(cls=WithCommand, options_metavar="[OPTIONS]")
 @click.argument("runs", nargs=-1, type=click.Path(), metavar="[REFERENCE] [TARGET] [-- CMD...]")
 @click.option("-o", "--output", type=click.Path(), help="Keep the ledger of CMD in this folder.")
 @click.option("--from-start", is_flag=True, help="Judge CMD from its first torch call, not from its first forward.")

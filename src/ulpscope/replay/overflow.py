@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ulpscope.frameworks.torch.recorded_api import Unrepeatable, overflows_wide
+from ulpscope.frameworks.torch.api_arguments import UnrunnableError
+from ulpscope.frameworks.torch.overflow_replay import overflows_wide
 from ulpscope.records import CallRecord, Frame
 from ulpscope.store.reader import Dump
 
@@ -37,6 +38,6 @@ def overflow_of(dump: Dump, call: CallRecord) -> Overflow:
     nature, reason = Nature.UNKNOWN, ""
     try:
         nature = Nature.NORMAL if overflows_wide(call, dump.load_bits) else Nature.ABNORMAL
-    except Unrepeatable as error:
+    except UnrunnableError as error:
         reason = str(error)
     return Overflow(call, dump.manifest.step, dump.manifest.rank, source, nature, reason)

@@ -121,7 +121,7 @@ def kernel_plan(kind: str, name: str) -> Plan | None:
     packet_name, _, overload = name.rpartition(".")
     packet = getattr(space, packet_name, None) if space is not None and packet_name else None
     func = getattr(packet, overload, None) if packet is not None else None
-    return None if func is None else references.plan_of(func)
+    return references.plan_of(func) if isinstance(func, torch._ops.OpOverload) else None
 
 
 def recorded_arguments(
