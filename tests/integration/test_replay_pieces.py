@@ -135,3 +135,11 @@ def test_what_underflows_inside_a_fused_kernel_in_float16_is_rounding() -> None:
     assert measures(plan, args, kwargs, found)[0]["rms"] < 1.5
     found[0] = found[0] + 1e-4
     assert measures(plan, args, kwargs, found)[0]["rms"] > 10
+
+
+def test_a_number_added_to_multiples_of_the_last_digit_has_one_error() -> None:
+    # Between one half and one the last digit of float16 is 2**-11: all of these are off by the same 1e-4.
+    values = 0.5 + torch.arange(1000, dtype=torch.float64) * 2.0**-11 + 1e-4
+    lean = rounded_score(values.half(), values, None, dtype=torch.float16, working=False)
+    assert abs(lean["toward"]) > 0.2
+    assert abs(lean["toward"]) < 2 * lean["spread"]

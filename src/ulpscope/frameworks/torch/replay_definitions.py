@@ -85,19 +85,59 @@ def _gradients(
         return torch.autograd.grad([out for out, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True)
 
 
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    if k.shape[1] != q.shape[1]:
-        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+def _scores(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, float]:
+    """What the exponentials are taken of, the logarithm of their sums, and the factor of the products."""
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores = q @ k.transpose(-1, -2) * factor
     if causal:
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~keep, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
-    total = scores.logsumexp(-1)
+    return scores, scores.logsumexp(-1), factor
+
+
+def _for_all_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values once for every head of the queries, which may share them."""
+    shared = q.shape[1] // k.shape[1]
+    return (k, v) if shared == 1 else (k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1))
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    k, v = _for_all_heads(q, k, v)
+    scores, total, _ = _scores(q, k, mask, causal, scale)
     return torch.exp(scores - total.unsqueeze(-1)).nan_to_num(0.0) @ v, total
+
+
+def _attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    total: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, ...]:
+    """From what the forward kept, as kernels do: `out` was rounded, and its error goes into every gradient of a row."""
+    heads = k.shape[1]
+    wide_k, wide_v = _for_all_heads(q, k, v)
+    scores, exact, factor = _scores(q, wide_k, mask, causal, scale)
+    weights = torch.exp(scores - (exact if total is None else total).unsqueeze(-1)).nan_to_num(0.0)
+    inner = weights * (grad @ wide_v.transpose(-1, -2) - (grad * out).sum(-1, True)) * factor
+    dk, dv = inner.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ grad
+    dk, dv = (found.unflatten(1, (heads, -1)).sum(2) for found in (dk, dv))
+    return inner @ wide_k, dk, dv
+
+
+def _refuse(dropout_p: float) -> None:
+    if dropout_p:
+        raise NotImplementedError("attention with dropout has no reference")
 
 
 def flash_attention_for_cpu(
@@ -126,10 +166,7 @@ def flash_attention_for_cpu_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    def forward(*leaves: Tensor) -> tuple[Tensor, ...]:
-        return (_attention(*leaves, attn_mask, is_causal, scale)[0],)  # type: ignore[call-arg, arg-type]
-
-    return _gradients(forward, [q, k, v], [grad])
+    return _attention_backward(grad, q, k, v, out, total, attn_mask, is_causal, scale)
 
 
 def flash_attention(
@@ -138,12 +175,10 @@ def flash_attention(
     v: Tensor,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
+    *_: Any,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    if dropout_p:
-        raise NotImplementedError("attention with dropout has no reference")
+    _refuse(dropout_p)
     out, total = _attention(q, k, v, None, is_causal, scale)
     return out, total, *([None] * 7)
 
@@ -151,17 +186,11 @@ def flash_attention(
 def flash_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, *rest: Any, scale: float | None = None
 ) -> tuple[Any, ...]:
-    dropout_p, is_causal = rest[4], rest[5]
-    if dropout_p:
-        raise NotImplementedError("attention with dropout has no reference")
-
-    def forward(*leaves: Tensor) -> tuple[Tensor, ...]:
-        return (_attention(*leaves, None, is_causal, scale)[0],)  # type: ignore[call-arg, arg-type]
-
-    return _gradients(forward, [q, k, v], [grad])
+    _refuse(rest[4])
+    return _attention_backward(grad, q, k, v, out, total, None, rest[5], scale)
 
 
-def efficient_attention(
+def biased_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -169,12 +198,114 @@ def efficient_attention(
     compute_log_sumexp: bool,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *_: Any,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """Of the memory-efficient kernel and of cuDNN's; each pads its sums of exponentials in its own way."""
+    _refuse(dropout_p)
+    return _attention(q, k, v, attn_bias, is_causal, scale)[0], *([None] * 8)
+
+
+def efficient_attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_bias: Tensor | None,
+    out: Tensor,
+    total: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    dropout_p: float,
+    mask: list[bool],
+    is_causal: bool = False,
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    if dropout_p:
-        raise NotImplementedError("attention with dropout has no reference")
-    return _attention(q, k, v, attn_bias, is_causal, scale)[0], None, None, None
+    _refuse(dropout_p)
+    return *_attention_backward(grad, q, k, v, out, None, attn_bias, is_causal, scale), None
+
+
+def cudnn_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, *rest: Any, scale: float | None = None
+) -> tuple[Any, ...]:
+    _refuse(rest[7])
+    return _attention_backward(grad, q, k, v, out, None, rest[2], rest[8], scale)
+
+
+# --- optimizers: CUDA's fused kernels read their step counters as float32, whatever they are given -------------------
+
+
+def _unscaled(
+    grads: list[Tensor], maximize: bool, grad_scale: Tensor | None, found_inf: Tensor | None
+) -> list[Tensor] | None:
+    """The gradients to take, written back without their loss scale; None where this step is skipped."""
+    if found_inf is not None and bool(found_inf):
+        return None
+    if grad_scale is not None:
+        for grad in grads:
+            grad.div_(grad_scale)
+    return [-grad for grad in grads] if maximize else list(grads)
+
+
+def _fused_adam(*, decoupled: bool) -> Callable[..., None]:
+    def run(
+        params: list[Tensor],
+        grads: list[Tensor],
+        averages: list[Tensor],
+        squares: list[Tensor],
+        largest: list[Tensor],
+        steps: list[Tensor],
+        *,
+        lr: Any,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        for at, grad in enumerate(_unscaled(grads, maximize, grad_scale, found_inf) or ()):
+            param, step = params[at], steps[at]
+            if decoupled:
+                param.mul_(1 - lr * weight_decay)
+            else:
+                grad = grad + weight_decay * param
+            averages[at].mul_(beta1).add_(grad * (1 - beta1))
+            squares[at].mul_(beta2).add_(grad * grad * (1 - beta2))
+            square = squares[at]
+            if amsgrad:
+                square = largest[at].copy_(torch.maximum(largest[at], square))
+            root = square.sqrt() / (1 - beta2**step).sqrt() + eps
+            param.sub_(lr / (1 - beta1**step) * averages[at] / root)
+
+    return run
+
+
+def fused_sgd(
+    params: list[Tensor],
+    grads: list[Tensor],
+    momenta: list[Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    for at, grad in enumerate(_unscaled(grads, maximize, grad_scale, found_inf) or ()):
+        grad = grad + weight_decay * params[at]
+        if momentum:
+            kept = momenta[at]
+            kept.copy_(grad if is_first_step else momentum * kept + (1 - dampening) * grad)
+            grad = grad + momentum * kept if nesterov else kept
+        params[at].sub_(lr * grad)
 
 
 DEFINITIONS: dict[str, Callable[..., Any]] = {
@@ -184,5 +315,11 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": flash_attention_for_cpu_backward,
     "_scaled_dot_product_flash_attention": flash_attention,
     "_scaled_dot_product_flash_attention_backward": flash_attention_backward,
-    "_scaled_dot_product_efficient_attention": efficient_attention,
+    "_scaled_dot_product_efficient_attention": biased_attention,
+    "_scaled_dot_product_efficient_attention_backward": efficient_attention_backward,
+    "_scaled_dot_product_cudnn_attention": biased_attention,
+    "_scaled_dot_product_cudnn_attention_backward": cudnn_attention_backward,
+    "_fused_adam": _fused_adam(decoupled=False),
+    "_fused_adamw": _fused_adam(decoupled=True),
+    "_fused_sgd": fused_sgd,
 }

@@ -167,7 +167,7 @@ def expected(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: l
         return Expected([value], [scale], _terms(plan, args, [value]), exact=False, working=[plan.working])
     wide, wide_kwargs = _up(plan, args, kwargs, integers=not floats)
     values = _evaluate(plan, wide, wide_kwargs)
-    scales, terms = _scales(plan, wide, wide_kwargs, values)
+    scales, terms = _scales(plan, wide, wide_kwargs, values, [leaf.dtype for leaf in tensors(args, kwargs)])
     sums = plan.name in tables.SUMS_BESIDE
     # A factor such as a learning rate is itself rounded to the working dtype by some kernels.
     factored = plan.name in tables.ROUNDED_ONCE
@@ -233,7 +233,7 @@ def _up(
 
 
 def _scales(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], dtypes: list[torch.dtype]
 ) -> tuple[list[Tensor | None], list[int]]:
     count = len(values)
     ones = [1] * count
@@ -250,7 +250,7 @@ def _scales(
             exponent = abs(float(args[1]))
             return [None if exponent == 2 else values[0].abs() * max(1.0, exponent)], ones
         return _answers(plan, args, kwargs, values), ones
-    return _shaken(plan, args, kwargs, values), _terms(plan, args, values)
+    return _shaken(plan, args, kwargs, values, dtypes), _terms(plan, args, values)
 
 
 def _second_part(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> list[Tensor | None]:
@@ -338,18 +338,27 @@ def _answers(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: 
     return total
 
 
-def _shaken(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> list[Tensor | None]:
+def _shaken(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], dtypes: list[torch.dtype]
+) -> list[Tensor | None]:
     """How the results answer when every operand element moves by a unit at random: any operation has this scale.
 
-    The moves come from a generator of our own; the program's is not touched.
+    An operand of a higher precision moves by a unit of its own. The moves come from a generator of our own; the program's
+    is not touched.
     """
     generator = torch.Generator().manual_seed(0)
+    coarsest = max((UNIT[dtype] for dtype in dtypes if dtype in UNIT), default=1.0)
+    units = {
+        id(leaf): UNIT.get(dtype, coarsest) / coarsest
+        for leaf, dtype in zip(tensors(args, kwargs), dtypes, strict=True)
+    }
 
     def shake(leaf: Any) -> Any:
         if not _is_wide(leaf):
             return leaf
         signs = torch.randint(0, 2, leaf.shape, generator=generator, dtype=torch.int8)
-        moves = torch.tensor([1 - _STEP, 1 + _STEP], dtype=torch.float64)[signs.int()]
+        step = _STEP * units[id(leaf)]
+        moves = torch.tensor([1 - step, 1 + step], dtype=torch.float64)[signs.int()]
         return leaf * moves.to(leaf.device)
 
     squares: list[Any] = [None] * len(values)

@@ -146,23 +146,27 @@ def _bias(y: Tensor, expected: Tensor, unit: float, tiny: float) -> dict[str, An
     count = int(large.sum())
     if count < _MANY:
         return {}
-    q = (y - expected).div_(expected).masked_fill_(~large, 0.0)
+    error = y - expected
+    q = (error / expected).masked_fill_(~large, 0.0)
     up = q * expected.sign()
     toward, lift, squares = torch.stack([q.sum(), up.sum(), q.square().sum()]).tolist()
     toward, lift, deviation = toward / count / unit, lift / count / unit, math.sqrt(squares / count) / unit
     spread = deviation / math.sqrt(count)
     if max(abs(toward), abs(lift)) > _NOTABLE:
-        spread = max(spread, _clustered(q if abs(toward) > abs(lift) else up, large, unit, count))
+        spread = max(spread, _clustered(q if abs(toward) > abs(lift) else up, error, large, unit, count))
     return {"toward": toward, "up": lift, "spread": spread}
 
 
-def _clustered(q: Tensor, large: Tensor, unit: float, count: int) -> float:
-    """The standard error where errors are not independent: equal elements, or rows and columns that share one."""
+def _clustered(q: Tensor, error: Tensor, large: Tensor, unit: float, count: int) -> float:
+    """The standard error where errors are not independent: equal ones, or rows and columns that share one."""
     flat = q[large]
     mean = flat.sum() / count
-    # Equal elements have equal errors, and a few errors have a mean by chance.
-    values, times = torch.unique(flat, return_counts=True)
-    spread = float((times * values).norm()) / count / unit
+    spread = 0.0
+    # Equal elements have equal errors, and so have sums of one number and multiples of the last digit: that is one draw.
+    for same in (flat, error[large].float()):
+        values, which = torch.unique(same, return_inverse=True)
+        sums = torch.zeros(len(values), dtype=flat.dtype, device=flat.device).index_add_(0, which, flat)
+        spread = max(spread, float(sums.norm()) / count / unit)
     if q.dim() < 2:
         return spread
     every = list(range(q.dim()))
