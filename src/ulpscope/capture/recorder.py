@@ -12,6 +12,7 @@ from struct import Struct
 from types import FrameType
 from typing import Any
 
+from ulpscope.capture.interruption import is_meant_for_the_program
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
 from ulpscope.frameworks.base import Forward, Measurer, OpenCall, ThreadState
@@ -49,15 +50,16 @@ class Recorder:
         self.ignored: Callable[[FrameType], bool] | None = None
         self.begin_step()
 
-    def begin_step(self) -> None:
-        """Fresh numbers for a new dump. Counters restart: names are per step."""
+    def begin_step(self, *, anew: bool = True) -> None:
+        """Fresh numbers for a new dump. Counters restart: names are per step, unless a dump only goes on with another."""
         self._texts: dict[str, int] = {}
         self._slots: dict[tuple[Role, tuple[PathStep, ...]], int] = {}
-        self._counters: defaultdict[tuple[str, str, Phase], itertools.count[int]] = defaultdict(itertools.count)
         self._sequence = itertools.count()
         self.notes = {}
         self._epoch += 1
-        self._selection.begin_step()
+        if anew:
+            self._counters: defaultdict[tuple[str, str, Phase], itertools.count[int]] = defaultdict(itertools.count)
+            self._selection.begin_step()
         if self._stacks is not None:
             self._stacks.begin_step()
 
@@ -226,12 +228,23 @@ class Recorder:
         if count == 1:
             log.info("%s", text)
 
+    def failed(self, why: str) -> None:
+        """The writer has given up: the program goes on without it."""
+        self.notes[why] = 1
+        log.warning("%s", why)
+
     def trouble(self, where: str, error: BaseException) -> None:
-        """Recording failed inside a hook: the program goes on, the dump says what is missing."""
-        text = f"could not record {where}: {type(error).__name__}: {error}"[:500]
-        count = self.notes[text] = self.notes.get(text, 0) + 1
-        if count == 1:
-            log.warning("%s", text, exc_info=log.isEnabledFor(logging.DEBUG))
+        """Recording failed inside a hook: the program goes on, the dump says what is missing. What a signal handler of the
+        program raised, or another thread put here, is raised again: it is meant for the program."""
+        if is_meant_for_the_program(error):
+            raise error
+        try:
+            text = f"could not record {where}: {type(error).__name__}: {error}"[:500]
+            count = self.notes[text] = self.notes.get(text, 0) + 1
+            if count == 1:
+                log.warning("%s", text, exc_info=log.isEnabledFor(logging.DEBUG))
+        except Exception:  # the hook border: even telling may fail, where the stack has no room for it
+            self.notes["could not record a call, nor say why"] = 1
 
     # --- interning ----------------------------------------------------------------------------------------------
 

@@ -85,8 +85,8 @@ class Capture:
         self._pid = os.getpid()
         self._selection = Selection(config)
         self._writer = DumpWriter(payload_bytes=config.queue_mb << 20 if self._payloads else 0)
-        self._writer.on_failure = self._on_failure
         self._recorder = Recorder(self._writer, self._selection, stacks=config.stacks, in_backward=probe.in_backward)
+        self._writer.on_failure = self._recorder.failed
         self._recorder.measurer = probe.make_measurer(
             self._writer,
             statistics=config.statistics,
@@ -105,7 +105,7 @@ class Capture:
 
     def _make_sieve(self, limit: int) -> OverflowSieve:
         finiteness, flag = TorchFiniteness(), overflow_flag()
-        return OverflowSieve(self._recorder, finiteness, limit=limit, flag=flag, finish=self._complete)
+        return OverflowSieve(self._recorder, finiteness, limit=limit, flag=flag, finish=_weakly(self._complete))
 
     def _complete(self) -> None:
         """Everything found so far is on disk as a dump that reads as complete."""
@@ -236,7 +236,7 @@ class Capture:
             if eager:
                 self._open_dump()
             else:
-                self._recorder.before_first = self._open_late
+                self._recorder.before_first = _weakly(self._open_late)
         if not self._recorder.active:
             if self._steps is not None:
                 self._steps.remove()
@@ -368,10 +368,6 @@ class Capture:
             if entered:
                 recorder.leave(state)
 
-    def _on_failure(self, why: str) -> None:
-        log.warning("%s", why)
-        self._recorder.notes[why] = 1
-
     def _after_fork(self) -> None:
         """A forked child writes a dump of its own; the parent's files and rings are not its business."""
         if self._probe is not None:
@@ -395,6 +391,19 @@ class Capture:
         elif self.started and self._probe is not None:
             self._probe.remove()
             log.info("process %d is a fork and is not recorded; call start() in it to record it", os.getpid())
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls a method while its object lives. Hooks on the graph hold the recorder; a model may hold its own graph, and the
+    collector cannot see through a graph: if the recorder held the capture, and so the model, all three would stay for ever."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
 
 
 def _stored_tensor(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:

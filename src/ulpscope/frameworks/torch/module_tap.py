@@ -20,6 +20,7 @@ from torch.nn import Module
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch.recursion import STRETCH, Room
 from ulpscope.naming import MODULE
 from ulpscope.records import Phase, Role
 
@@ -52,11 +53,27 @@ class ModuleNames:
 
     def _enter(self, model: Module, prefix: str) -> None:
         self._prefixes.add(prefix)
-        for path, module in model.named_modules():
-            full = f"{prefix}.{path}" if prefix and path else prefix or path
+        seen: set[int] = set()
+        todo: list[tuple[str, Module]] = [(prefix, model)]
+        while todo:
+            path, module = todo.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
             known = self._paths.get(id(module))
             if known is None or known[0]() is not module:
-                self._paths[id(module)] = (weakref.ref(module), full)
+                self._paths[id(module)] = (weakref.ref(module), path)
+            # Not named_modules: it asks each module for its hash, and asks an override of the program's.
+            below = [(name, child) for name, child in _children(module) if child is not None]
+            todo += [(f"{path}.{name}" if path else name, child) for name, child in reversed(below)]
+
+
+def _children(module: Module) -> list[tuple[str, Any]]:
+    return list(getattr(module, "_modules", {}).items())  # none where __init__ of nn.Module never ran
+
+
+def _parameters(module: Module) -> list[tuple[str, Any]]:
+    return list(getattr(module, "_parameters", {}).items())
 
 
 class ModuleTap:
@@ -80,6 +97,7 @@ class ModuleTap:
         self._records = records
         self._parameters = ParameterGradients(observer) if records else None
         self._swap = CodeSwap(Module.__call__, self._around)  # type: ignore[arg-type]
+        self._room = Room()
 
     def install(self) -> None:
         self._swap.install()
@@ -125,6 +143,8 @@ class ModuleTap:
         frame = sys._getframe(1)
         depth = len(state.modules)
         sequence = 0
+        if depth and depth % STRETCH == 0:
+            self._room.make(depth)
         observer.enter(state)
         try:
             with _no_functions():
@@ -140,7 +160,7 @@ class ModuleTap:
                         observer.show(call, Role.INPUT, (at,), value)
                     for key, value in kwargs.items():
                         observer.show(call, Role.INPUT, (key,), value)
-                    for key, value in module._parameters.items():
+                    for key, value in _parameters(module):
                         if value is not None:
                             observer.show(call, Role.PARAMETERS, (key,), value)
                     if self._parameters is not None:
@@ -155,6 +175,8 @@ class ModuleTap:
         finally:
             observer.leave(state)
         if call is None:
+            if depth == STRETCH:
+                self._room.give_back()
             return original(*args, **kwargs)
         if call.wanted:
             state.calls.append(call)
@@ -167,6 +189,8 @@ class ModuleTap:
             del state.modules[depth:]
             if call.wanted:
                 _unwind(state, call)
+            if depth == STRETCH:
+                self._room.give_back()
         if call.wanted or follow:
             observer.enter(state)
             try:
@@ -200,7 +224,7 @@ class ParameterGradients:
         self._sizes: dict[str, int] = {}
 
     def watch(self, call: OpenCall, module: Module) -> None:
-        for key, value in module._parameters.items():
+        for key, value in _parameters(module):
             if value is None or not value.requires_grad or not value.is_leaf:
                 continue
             owners = self._owners.setdefault(id(value), [])
