@@ -27,7 +27,7 @@ class CaptureConfig:
                       number (`Functional.conv2d`), or any part of a name (`relu`)
     scope             first and last call of a span, both included
     below             kernel level: only kernels inside this one call
-    acl_config        with below, on an NPU: the vendor's dump writes the kernels, as this acl_config.json says
+    acl_config        with below or overflows, on an NPU: the vendor's dump writes the kernels, as this acl_config.json says
     backward_input    with acl_config and a backward: .pt or .npy files with the gradients of the call's outputs
     phases, roles     forward, backward; input, output; empty: both
     tensors           store the exact bits of every tensor, each distinct value once
@@ -81,9 +81,9 @@ def capture_config(options: Mapping[str, Any], where: str = "") -> CaptureConfig
                 problems.append(f"{key} = {_shown(value)}: {error}")
     if values.get("below") and values.get("level", Level.OP) is not Level.KERNEL:
         problems.append("below: works at level kernel only")
-    for key in ("acl_config", "backward_input"):
-        if values.get(key) and not values.get("below"):
-            problems.append(f"{key}: works with below only, which names the call")
+    for key, others in (("acl_config", ("below", "overflows")), ("backward_input", ("below",))):
+        if values.get(key) and not any(values.get(other) for other in others):
+            problems.append(f"{key}: works with {' or '.join(others)} only, which names the call")
     if problems:
         raise ConfigError(problems, where)
     return CaptureConfig(**values)

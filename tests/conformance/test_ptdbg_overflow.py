@@ -131,7 +131,11 @@ def test_000_032_102_103_on_an_npu_the_call_whose_inputs_are_finite_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "dump.json").write_text("{}")
+    (tmp_path / "dump" / "output").mkdir(parents=True)
+    settings = {"dump_list": [], "dump_path": "./dump/output", "dump_mode": "all", "dump_op_switch": "on"}
+    (tmp_path / "dump.json").write_text(json.dumps({"dump": settings}))
     said = run_on_npu(HALF + ON_NPU, PYTHONPATH=str(ROOT / "dropin"))
+    kernels = [path.name.split(".")[0] for path in (tmp_path / "dump" / "output").rglob("*") if path.is_file()]
+    assert kernels == ["Add"]  # of the call that overflows, and of no other
     assert said.startswith("[overflow 1 times]: dump file is saved in ")
     assert said.endswith("Tensor___add___0_forward_1.pkl'.")

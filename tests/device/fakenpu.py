@@ -115,6 +115,62 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     return aten.copy_(target, source)
 
 
+# --- being late -----------------------------------------------------------------------------------------------------
+
+
+class _Queue:
+    """What the device has still to do for a host that does not wait: the copies that were asked for without waiting.
+
+    `late` says how many more kernels must be queued before an event is reached; `waits` counts how often the host stood still.
+    """
+
+    def __init__(self) -> None:
+        self.late = 0
+        self.kernels = 0
+        self.waits = 0
+        self._copies: list[tuple[int, Tensor, Tensor]] = []
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        self._copies.append((self.kernels, aten.clone(source), target))
+
+    def reach(self, kernels: int) -> None:
+        """Everything that was asked for before is done now."""
+        for asked, source, target in self._copies:
+            if asked <= kernels:
+                aten.copy_(target, source)
+        self._copies = [copy for copy in self._copies if copy[0] > kernels]
+
+
+_QUEUE = _Queue()
+
+
+class Event:
+    """`torch.npu.Event`."""
+
+    def record(self) -> None:
+        self._at = _QUEUE.kernels
+
+    def query(self) -> bool:
+        done = _QUEUE.kernels - self._at >= _QUEUE.late
+        if done:
+            _QUEUE.reach(self._at)
+        return done
+
+    def synchronize(self) -> None:
+        _QUEUE.waits += 1
+        _QUEUE.reach(self._at)
+
+
+def late(kernels: int) -> None:
+    """From now on the device is so many kernels behind the host, and `waits()` counts from 0."""
+    _QUEUE.late, _QUEUE.waits = kernels, 0
+
+
+def waits() -> int:
+    """How often the host has waited for the device: for an event, a number, or a copy."""
+    return _QUEUE.waits
+
+
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
     transposed, groups = rest[3], rest[5]
     bias = [weight.shape[1] * groups if transposed else weight.shape[0]]
@@ -137,6 +193,13 @@ def _kernel(operator: Any, *args: Any, **kwargs: Any) -> Any:
         if schema.name == "aten::set_" or _makes_view(schema):
             # The CPU's kernel looks at sizes alone; it keeps storage and offset, which autograd needs for writes to views.
             return operator.redispatch(_ON_CPU, *args, **kwargs)
+        back = schema.name == "aten::_copy_from" and args[1].device.type == "cpu"
+        if back and kwargs.get("non_blocking", len(args) > 2 and args[2]) and _QUEUE.late:
+            _QUEUE.copy(alias(args[0], "cpu"), args[1])
+            return args[1]
+        if back or schema.name == "aten::_local_scalar_dense":
+            _QUEUE.waits += 1
+        _QUEUE.kernels += 1
         aliases = _Aliases((args, kwargs))
         args, kwargs = tree_map(aliases.host, (args, kwargs))
         kwargs.pop("pin_memory", None)
@@ -341,6 +404,7 @@ def _device_module() -> types.ModuleType:
         "set_dump": _DUMP.set_dump,
         "finalize_dump": _DUMP.finalize_dump,
         "device": lambda device: contextlib.nullcontext(),
+        "Event": Event,
     }.items():
         setattr(module, name, function)
     module.dump_calls = _DUMP.calls

@@ -22,6 +22,7 @@ from integration.runs import LEVELS, assert_same, run_bare, run_captured
 from integration.test_models_unchanged import PROGRAMS
 from ulpscope.errors import OverflowStop
 from ulpscope.naming import call_text, slot_text
+from ulpscope.records import Role
 from ulpscope.replay.overflow import Nature, overflow_of
 from ulpscope.store.reader import open_dump
 
@@ -73,6 +74,35 @@ def test_a_functional_asked_to_work_in_place_is_kept_with_what_was_there_before(
     dump = ulpscope.open_dump(tmp_path / "leaky")
     (call,) = dump.calls()
     assert dump.load(call.values[0]).tolist() == [-60000] * 3
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_running_statistics_are_judged_and_kept_as_they_were_before_the_call(tmp_path: Path, level: str) -> None:
+    x = torch.full((4, 3), 3e38)
+    x[0] = -3e38
+    model = nn.BatchNorm1d(3)
+    with ulpscope.capture(tmp_path, model=model, overflows=-1, level=level):
+        (torch.ones(1) * 100).exp()
+        model(x)
+    (call,) = [call for call in ulpscope.open_dump(tmp_path).calls() if "orm" in call.id.name]
+    assert not any(ulpscope.open_dump(tmp_path).manifest.notes)
+    if level != "module":
+        held = [
+            ulpscope.open_dump(tmp_path).load(value)
+            for value in call.values
+            if value.slot.role is Role.INPUT and value.is_tensor
+        ]
+        assert sum(value.tolist() == [0] * 3 for value in held) == 2  # running_mean, and the bias
+        assert sum(value.tolist() == [1] * 3 for value in held) == 2  # running_var, and the weight
+
+
+@pytest.mark.parametrize("level", ["op", "kernel"])
+def test_a_result_written_over_an_argument_is_kept_with_what_was_there_before(tmp_path: Path, level: str) -> None:
+    x = large()
+    (name,) = check(tmp_path, lambda: torch.mul(x, 2.0, out=x), level=level)
+    assert name in ("Torch.mul.0.forward", "Aten.mul.out.0.forward")
+    dump = ulpscope.open_dump(tmp_path)
+    assert dump.load(dump.nth(0).values[0]).tolist() == [60000] * 3
 
 
 def test_gradients_that_overflow_are_found_in_the_backward_call(tmp_path: Path) -> None:
@@ -169,8 +199,33 @@ def test_the_program_ends_at_the_overflow_that_was_asked_for(tmp_path: Path) -> 
         for number in range(5):
             done.append(number)
             (torch.ones(1) * 100).exp()
-    assert done == [0, 1, 2]
+    assert done == [0, 1]
     assert found(tmp_path) == ["Tensor.exp.0.forward", "Tensor.exp.1.forward"]
+
+
+def test_the_exception_comes_out_of_the_call_itself(tmp_path: Path) -> None:
+    model, reached = nn.Sequential(nn.Identity(), Exponential()), []
+    with pytest.raises(OverflowStop) as caught, ulpscope.capture(tmp_path, level="mix", overflows=1):
+        reached.append(model(torch.ones(1)))
+        model(torch.full((1,), 100.0))
+        reached.append("behind it")
+    assert len(reached) == 1
+    assert any(entry.name == "forward" and "exp" in str(entry.statement) for entry in caught.traceback)
+
+
+def test_the_exception_comes_out_of_the_backward_pass_itself(tmp_path: Path) -> None:
+    x = torch.zeros(2, requires_grad=True)
+    with ulpscope.capture(tmp_path, overflows=1) as capture:
+        with pytest.raises(OverflowStop, match=r"Tensor\.sqrt\.0\.backward"):
+            x.sqrt().sum().backward()
+        assert not capture._recorder.state().busy
+    assert x.grad is None
+    (x.detach() + 1).exp()  # torch is as it was
+
+
+class Exponential(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
 
 
 def test_overflows_are_counted_over_steps(tmp_path: Path) -> None:
@@ -285,6 +340,150 @@ def test_the_flag_of_a_saturating_device_tells_where_no_value_does(tmp_path: Pat
         "print(json.dumps([[call_text(call.id) for call in ulpscope.open_dump(sys.argv[1]).calls()], z.cpu().tolist()]))"
     )
     assert run_on_npu(program, tmp_path) == [["Tensor.__mul__.0.forward"], [[65504.0] * 2] * 2]
+
+
+LATE = (
+    ON_NPU
+    + """
+import pathlib, torch.nn.functional as F
+from ulpscope.naming import slot_text
+from ulpscope.errors import OverflowStop
+torch.manual_seed(0)
+
+def kept(folder):
+    dump = ulpscope.open_dump(folder)
+    return {
+        call_text(call.id): {
+            slot_text(value.slot): value.error or dump.load(value).tolist() for value in call.values if value.is_tensor
+        } for call in dump.calls()
+    }
+
+def check(program, overflows=-1, behind=10):
+    folder = sys.argv[1] + f"/{len(list(pathlib.Path(sys.argv[1]).iterdir()))}"
+    with ulpscope.capture(folder, overflows=overflows):
+        fakenpu.late(behind)
+        program()
+        waits = fakenpu.waits()
+    return kept(folder), waits
+"""
+)
+
+
+def test_a_late_device_is_not_waited_for_and_the_call_is_kept_whole(tmp_path: Path) -> None:
+    program = LATE + (
+        "x = torch.full((2,), 60000.0, dtype=torch.float16).npu()\n"
+        "def program():\n"
+        "    for _ in range(50): y = x + 1\n"
+        "    y = y * 2\n"
+        "    for _ in range(100): y = y - 1\n"
+        "print(json.dumps(check(program)))"
+    )
+    calls, waits = run_on_npu(program, tmp_path)
+    assert calls == {"Tensor.__mul__.0.forward": {"input.0": [60000.0] * 2, "output.0": [np.inf] * 2}}
+    assert waits == 2  # for the two tensors that are written down
+
+
+@pytest.mark.parametrize("write", [
+    "y.zero_()", "y.data.zero_()", "y.view(2, 1)[0].fill_(0)", "torch.neg(x, out=y)", "F.relu(y, inplace=True)",
+])  # fmt: skip
+def test_what_a_late_device_was_given_is_kept_though_it_is_overwritten_meanwhile(tmp_path: Path, write: str) -> None:
+    program = LATE + (
+        "x = torch.full((2,), 60000.0, dtype=torch.float16).npu()\n"
+        "def program():\n"
+        "    y = x - 0\n"
+        "    z = y * 2\n"
+        f"    {write}\n"
+        "    z.clamp_(-1, 1)\n"
+        "print(json.dumps(check(program, behind=1000)))"
+    )
+    calls, waits = run_on_npu(program, tmp_path)
+    assert calls == {"Tensor.__mul__.0.forward": {"input.0": [60000.0] * 2, "output.0": [np.inf] * 2}}
+    assert waits == 0
+
+
+def test_what_was_overwritten_unseen_is_said_to_be_lost_and_accuses_nobody_if_it_was_not_known(tmp_path: Path) -> None:
+    program = LATE + (
+        "x, w = (torch.full((2,), 60000.0, dtype=torch.float16).npu() for _ in range(2))\n"
+        "def unseen(tensor):\n"
+        "    with torch._C.DisableTorchFunction(): tensor.fill_(1)\n"
+        "def program(spoil):\n"
+        "    y = x - 0\n"
+        "    z = (w if spoil == 'w' else y) * 2\n"
+        "    unseen({'w': w, 'y': y, 'z': z}[spoil])\n"
+        "print(json.dumps([check(lambda: program(spoil), behind=1000)[0] for spoil in 'wyz']))"
+    )
+    data, given, returned = run_on_npu(program, tmp_path)
+    assert data == {}
+    assert "overwritten" in given["Tensor.__mul__.0.forward"]["input.0"]
+    assert given["Tensor.__mul__.0.forward"]["output.0"] == [np.inf] * 2
+    assert returned["Tensor.__mul__.0.forward"]["input.0"] == [60000.0] * 2
+    assert "overwritten" in returned["Tensor.__mul__.0.forward"]["output.0"]
+
+
+def test_a_late_device_ends_the_program_when_it_is_heard_with_the_number_asked_for(tmp_path: Path) -> None:
+    program = LATE + (
+        "x = torch.full((2,), 60000.0, dtype=torch.float16).npu()\n"
+        "done = []\n"
+        "def forward():\n"
+        "    for number in range(1000):\n"
+        "        done.append(number)\n"
+        "        x * 2\n"
+        "folder, ends = sys.argv[1], []\n"
+        "try:\n"
+        "    check(forward, overflows=3)\n"
+        "except OverflowStop as error:\n"
+        "    ends.append(str(error))\n"
+        "def backward():\n"
+        "    y = torch.zeros(2, requires_grad=True, device='npu')\n"
+        "    z = y.sqrt()\n"
+        "    for _ in range(100): z = z * 1.0\n"
+        "    for _ in range(100): y2 = y * 2; z = z + y2\n"
+        "    z.sum().backward()\n"
+        "try:\n"
+        "    check(backward, overflows=1)\n"
+        "except OverflowStop as error:\n"
+        "    ends.append(str(error))\n"
+        "try:\n"
+        "    check(lambda: x * 2, overflows=1)  # heard at the end\n"
+        "except OverflowStop as error:\n"
+        "    ends.append(str(error))\n"
+        "print(json.dumps([len(done), ends, list(kept(folder + '/0'))]))"
+    )
+    done, ends, calls = run_on_npu(program, tmp_path)
+    assert 3 < done < 100
+    assert calls == [f"Tensor.__mul__.{number}.forward" for number in range(3)]
+    assert ["3 times" in ends[0], "Tensor.sqrt.0.backward" in ends[1], "1 time" in ends[2]] == [True] * 3
+
+
+def test_a_late_device_is_waited_for_before_the_weights_change_and_holds_no_more_than_there_is_room(
+    tmp_path: Path,
+) -> None:
+    program = LATE + (
+        "w = torch.full((2,), 60000.0, dtype=torch.float16).npu().requires_grad_()\n"
+        "optimizer = torch.optim.SGD([w], lr=0.5)\n"
+        "def train():\n"
+        "    (w * 2)\n"
+        "    w.grad = torch.full_like(w, 60000.0)\n"
+        "    optimizer.step()\n"
+        "calls, waits = check(train, behind=1000)\n"
+        "held = []\n"
+        "def many():\n"
+        "    import gc, ulpscope.capture.session as session\n"
+        "    sieve = session._on[0]().sieve\n"
+        "    x = torch.ones(1024).npu()\n"
+        "    x + 1\n"
+        "    sieve._finiteness.room = 100 << 10\n"
+        "    for _ in range(100):\n"
+        "        x + 1\n"
+        "        held.append(sieve._bytes)\n"
+        "check(many, behind=1000)\n"
+        "print(json.dumps([calls, waits > 0, max(held)]))"
+    )
+    calls, waited, most = run_on_npu(program, tmp_path)
+    assert list(calls) == ["Tensor.__mul__.0.forward"]
+    assert calls["Tensor.__mul__.0.forward"]["input.0"] == [60000.0] * 2
+    assert waited
+    assert 50 << 10 < most <= 110 << 10
 
 
 @pytest.mark.parametrize("name", ["load", "hub.load", "ops.load_library", "serialization.load"])

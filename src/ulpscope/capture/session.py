@@ -74,6 +74,8 @@ class Capture:
         self.on_dump: Callable[[Path, bool], None] | None = None
         # Names of calls and order of gradients as msprobe has them, for dumps that its own tools are to compare.
         self.as_msprobe = False
+        # Calls are counted on from step to step: together they are one dump of another tool.
+        self.counts_on = False
         self._environment: dict[str, Any] | None = None
         self._was_on = False
         self._claimed = False
@@ -142,6 +144,10 @@ class Capture:
 
     def stop(self) -> None:
         """Ends recording and leaves torch as it was. The step's dump is complete on disk; start may follow."""
+        self._stop()
+        self._end_if_full()
+
+    def _stop(self) -> None:
         if not self.started or os.getpid() != self._pid:
             return
         self._switch_off()
@@ -150,6 +156,11 @@ class Capture:
             self._recorder.measurer.finish_step()
             self._writer.flush(self._manifest("complete"))
             self._tell(finished=False)
+
+    def _end_if_full(self) -> None:
+        """A device may have told only now that as many calls overflowed as were allowed."""
+        if self.sieve is not None:
+            self.sieve.end_if_full()
 
     def step(self) -> None:
         """Ends the current step. While started, the next one is recorded from here on."""
@@ -160,6 +171,7 @@ class Capture:
             self.current_step += 1
             if self.started:
                 self._switch_on(eager=False)
+        self._end_if_full()
 
     def watch_alone(self, module: Any, name: str) -> None:
         """Records this one module as a whole under a name, and no call inside or outside of it; None ends that."""
@@ -187,7 +199,7 @@ class Capture:
         """Stops, ends the step and gives everything back. Called at exit too."""
         if os.getpid() != self._pid:
             return
-        self.stop()
+        self._stop()
         self._finish_dump("complete")
         self._writer.shutdown()
         atexit.unregister(self.close)
@@ -203,6 +215,8 @@ class Capture:
         if error is not None and self._writer.is_open:
             self._recorder.note(f"the program raised {type(error).__name__}: {error}"[:500])
         self.close()
+        if error is None:
+            self._end_if_full()
 
     def watch_steps(self, ignored: Callable[[FrameType], bool]) -> None:
         """Finds the steps by itself, and leaves out calls made from `ignored` frames before the first forward."""
@@ -249,11 +263,23 @@ class Capture:
     def _switch_off(self) -> None:
         if self._recorder.active and self._probe is not None:
             with self._recorder.gate:
-                self._probe.finish_step()
+                self._finish_calls(self._probe)
                 self._recorder.active = False
             self._probe.remove()
         if self._steps is not None and self.started:
             self._steps.install()
+
+    def _finish_calls(self, taps: probe.TorchProbe) -> None:
+        """Everything that was under way is closed and judged."""
+        if self.sieve is None:
+            taps.finish_step()
+            return
+        self.sieve.patient = True
+        try:
+            taps.finish_step()
+            self.sieve.settle()
+        finally:
+            self.sieve.patient = False
 
     def _release(self) -> None:
         self.started = False
@@ -281,7 +307,7 @@ class Capture:
             self._claimed = True
         if self._environment is None:
             self._environment = {**devices.environment(), **surroundings()}
-        self._recorder.begin_step()
+        self._recorder.begin_step(anew=not self.counts_on)
         self._recorder.measurer.begin_step()
         while True:
             folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
@@ -300,7 +326,7 @@ class Capture:
         if not self._writer.is_open:
             return
         if self._probe is not None and self._recorder.active:
-            self._probe.finish_step()
+            self._finish_calls(self._probe)
         for name in self._selection.unmatched():
             self._recorder.note(f"nothing matched {name!r}")
             log.warning("step %d: nothing matched %r", self.current_step, name)
@@ -343,13 +369,17 @@ class Capture:
         name = call_text(CallId(call.kind, call.name, call.index, Phase.FORWARD))
         return asked in (name, name.removesuffix(".forward"), name.replace(".forward", ".backward"))
 
-    def _vendor_dump(self) -> npu.KernelsBelow | None:
+    def _vendor_dump(self) -> npu.Around | None:
         """On an NPU with acl_config the vendor writes the kernels; elsewhere they are ours."""
         config = self.config
-        if config.acl_config is None or config.below is None or npu.npu_of_process() is None:
+        if config.acl_config is None or npu.npu_of_process() is None:
             return None
-        gradients = {path: _stored_tensor(Path(path)) for path in config.backward_input}
         dump = npu.VendorKernelDump(Path(config.acl_config))
+        if self.sieve is not None:
+            self.sieve.kernels = npu.KernelsOfOverflows(dump, self.sieve)
+            return self.sieve.kernels
+        assert config.below is not None
+        gradients = {path: _stored_tensor(Path(path)) for path in config.backward_input}
         return npu.KernelsBelow(dump, self._recorder, config.below, self._is_below, gradients)
 
     def _record_saved(self, name: str, value: Any, path: tuple[Any, ...] = ()) -> None:

@@ -1,13 +1,18 @@
 """Keeps only the calls that overflow: those that were given finite values and returned others.
 
-Stands between the taps and the recorder. What a call was given is held until its results are known, not copied, unless the
+Stands between the taps and the recorder. What a call was given is held until its results are known, not copied, unless a
 call is about to overwrite it; a call without fault costs one reading of its results. What a call inside found is not counted
 again for the calls around it.
+
+On the CPU a call is judged when it ends. Another device answers later: its calls wait in a queue with what they hold, and are
+judged in the order they ended, without anybody waiting for the device, except before an optimizer writes the weights, at the
+end of a step, and where more is held than there is room for.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import weakref
+from collections import deque
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -15,9 +20,11 @@ from typing import Any
 from ulpscope.capture.recorder import Recorder
 from ulpscope.errors import OverflowStop
 from ulpscope.frameworks.base import Forward, OpenCall, ThreadState
-from ulpscope.frameworks.torch.finiteness import FINITE, HAS_NAN, TorchFiniteness
+from ulpscope.frameworks.torch.finiteness import TorchFiniteness
+from ulpscope.frameworks.torch.npu import KernelsOfOverflows
+from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_NAN, Answer
 from ulpscope.frameworks.torch.overflow_flag import OverflowFlag
-from ulpscope.naming import MODULE, call_text
+from ulpscope.naming import MODULE, OPTIMIZER, call_text
 from ulpscope.records import CallId, PathStep, Phase, Role
 
 Path = tuple[PathStep, ...]
@@ -30,15 +37,18 @@ _FILLS = frozenset(
 _POLES = frozenset(
     {"log", "log2", "log10", "log1p", "logit", "log.default", "log2.default", "log10.default", "log1p.default"}
 )
+# Where running statistics are given to batch and instance norms, which write them behind torch's back.
+_FIRST, _STATISTICS = (0,), ((3, 4), (1, 2))
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _IN_PLACE: Path = ("inplace",)
-_OVERWRITTEN = "overwritten by the call before it was known to overflow"
+_MADE = 4096
+_OVERWRITTEN = "overwritten before the call was known to overflow"
 
 
 class _Held:
     """One leaf that a call was shown: by place, with what was known of it before the call."""
 
-    __slots__ = ("before", "path", "produced", "role", "unread", "value", "version")
+    __slots__ = ("before", "path", "place", "produced", "role", "unread", "value", "version")
 
     def __init__(self, role: Role, path: Path, value: Any, unread: str | None, produced: bool) -> None:
         self.role = role
@@ -47,29 +57,37 @@ class _Held:
         self.unread = unread
         self.produced = produced
         self.version: int | None = None
-        self.before: int | None = None
+        self.before: int | Answer | None = None
+        self.place: tuple[int, int] | None = None  # while it waits: the memory it has in common with the program
 
 
 class _Watched:
-    """A call that is under way."""
+    """A call that is under way, or waits to be judged."""
 
-    __slots__ = ("bad", "fills", "found", "held", "mutates")
+    __slots__ = ("bad", "closed", "fills", "held", "mutates", "opened", "waits", "written")
 
-    def __init__(self, found: int, name: str) -> None:
+    def __init__(self, opened: int, kind: str, name: str) -> None:
         self.held: list[_Held] = []
-        self.found = found
+        self.opened = opened
+        self.closed = -1
         self.bad = FINITE
+        self.waits = False
+        plain = name.partition(".")[0]  # a kernel has its overload behind a dot
         self.mutates = (
-            (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
+            (plain.endswith("_") and not plain.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         )
-        self.fills = name in _FILLS
+        self.fills = plain in _FILLS
+        self.written: tuple[PathStep, ...] = _FIRST if self.mutates else ()
+        if "batch_norm" in plain or "instance_norm" in plain:
+            self.written = _STATISTICS[kind == "Functional"]
 
 
 class OverflowSieve:
-    """An observer for the taps; `found` are the calls that overflowed, in the order they were seen.
+    """An observer for the taps; `found` are the calls that overflowed, in the order they ended.
 
-    `limit` ends the program at that overflow with the exception that `ending` makes; -1 never does. `finish` is called
-    before, so that the files are complete.
+    `limit` ends the program at that overflow with the exception that `ending` makes; -1 never does. It is raised where the
+    call that made the number full is left, or where its device is heard. `finish` is called before, so that the files are
+    complete. With `patient` nothing is raised until `end_if_full`.
     """
 
     def __init__(
@@ -83,9 +101,12 @@ class OverflowSieve:
     ) -> None:
         self.found: list[CallId] = []
         self.ending: Callable[[list[CallId]], BaseException] = _stop
+        self.patient = False
+        self.kernels: KernelsOfOverflows | None = None
         self.state = recorder.state
         self.note = recorder.note
         self.trouble = recorder.trouble
+        self.enter = recorder.enter
         self.leave = recorder.leave
         self.wants_backward = recorder.wants_backward
         self._recorder = recorder
@@ -94,8 +115,14 @@ class OverflowSieve:
         self._flag = flag
         self._finish = finish
         self._over = False
-        self._found_by_thread: Counter[int] = Counter()
+        self._clock = 0
+        self._found_at: dict[int, int] = {}  # by thread: when the last call that overflowed ended
         self._watched: dict[int, _Watched] = {}
+        self._waiting: deque[tuple[OpenCall, _Watched]] = deque()
+        self._lent: dict[int, deque[_Held]] = {}  # by memory: what waiting calls hold of it
+        self._bytes = 0
+        # By identity: tensors that calls made, with their version and what their device says about them.
+        self._made: dict[int, tuple[weakref.ref[Any], int | None, Answer]] = {}
         # Of this step: forward calls with results that are not finite; those whose backward was found already.
         self._spoilt: set[int] = set()
         self._blamed: set[int] = set()
@@ -106,17 +133,24 @@ class OverflowSieve:
     def active(self) -> bool:
         return self._recorder.active and not self._over
 
-    def enter(self, state: ThreadState) -> bool:
-        """As the recorder's. Here the program ends: between two calls, where an exception unwinds like any other."""
-        if len(self.found) == self._limit and not self._over and not state.busy:
+    @property
+    def full(self) -> bool:
+        return len(self.found) == self._limit
+
+    def end_if_full(self) -> None:
+        """Ends the program if as many calls overflowed as were allowed, and it was not ended before."""
+        if self.full and not self._over:
             self._over = True
+            self._waiting.clear()
+            self._lent.clear()
             self._finish()
             raise self.ending(self.found)
-        return self._recorder.enter(state)
 
     def open_call(
         self, state: ThreadState, kind: str, name: str, frame: FrameType | None, *, phase: Phase = Phase.FORWARD
     ) -> OpenCall:
+        if kind == OPTIMIZER:
+            self._judge(wait=True)  # it is about to write what they hold
         call = self._recorder.open_call(state, kind, name, frame, phase=phase)
         if call.wanted:
             self._watch(call)
@@ -155,12 +189,91 @@ class OverflowSieve:
         watched = self._watched.pop(call.seq, None)
         if watched is None:
             return
-        if self._overflows(call, watched):
-            self._keep(call, watched)
+        self._clock += 1
+        watched.closed = self._clock
+        if watched.waits:
+            self._queue(call, watched)
+            # A call whose kernels are wanted must be run again before anything else is.
+            self._judge(wait=self.kernels is not None)
+        else:
+            if watched.bad:
+                self._judge(wait=True)  # those before it come first
+            if not self.full and self._overflows(call, watched):
+                self._keep(call, watched)
         call.values = []
 
     def close_raised(self, call: OpenCall, error: BaseException) -> None:
         self._watched.pop(call.seq, None)
+
+    # --- waiting ------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Waits for every device and judges what is left."""
+        state = self.state()
+        entered = self._recorder.enter(state)
+        try:
+            self._judge(wait=True)
+        finally:
+            if entered:
+                self._recorder.leave(state)
+
+    def _judge(self, *, wait: bool) -> None:
+        """Judges the calls whose devices have answered; with `wait`, all."""
+        waiting = self._waiting
+        while waiting and not self.full:
+            call, watched = waiting[0]
+            over = wait or self._bytes > self._finiteness.room
+            for held in watched.held:
+                if isinstance(held.before, Answer):
+                    bits = held.before.bits(wait=over)
+                    if bits is None:
+                        return
+                    held.before = bits
+                    if held.role is Role.OUTPUT:
+                        watched.bad |= bits
+            waiting.popleft()
+            for held in watched.held:
+                self._give_back(held)
+            if self._overflows(call, watched):
+                self._keep(call, watched)
+
+    def _queue(self, call: OpenCall, watched: _Watched) -> None:
+        for held in watched.held:
+            held.place = self._finiteness.place(held.value)
+            if held.place is not None:
+                self._bytes += held.place[1]
+                if held.role is Role.OUTPUT:
+                    held.version = self._finiteness.version(held.value)
+                self._lent.setdefault(held.place[0], deque()).append(held)
+        self._waiting.append((call, watched))
+
+    def _give_back(self, held: _Held) -> None:
+        if held.place is not None:
+            self._bytes -= held.place[1]
+            lent = self._lent.get(held.place[0])
+            if lent and lent[0] is held:
+                lent.popleft()
+                if not lent:
+                    del self._lent[held.place[0]]
+
+    def _copied(self, value: Any) -> Any:
+        """A copy of what a call is about to overwrite, for it and for the waiting calls that hold the same memory."""
+        finiteness = self._finiteness
+        copy = finiteness.copy(value)
+        place = finiteness.place(value) if self._lent else None
+        for held in self._lent.pop(place[0], ()) if place is not None else ():
+            same = finiteness.same(held.value, value)
+            held.value, held.version = (copy if same else finiteness.copy(held.value)), None
+        return copy
+
+    def _is_changed(self, held: _Held) -> bool:
+        """Whether somebody has written to what is held, or taken its memory away."""
+        if held.version is None:
+            return False
+        finiteness = self._finiteness
+        return held.version != finiteness.version(held.value) or (
+            held.place is not None and held.place != finiteness.place(held.value)
+        )
 
     # --- judging ------------------------------------------------------------------------------------------------
 
@@ -168,43 +281,73 @@ class OverflowSieve:
         if call.epoch != self._epoch:
             self._epoch = call.epoch
             self._watched.clear()
+            self._made.clear()
             self._spoilt.clear()
             self._blamed.clear()
             if self._flag is not None:
                 self._flag.clear_npu_overflow_flag()
-        self._watched[call.seq] = _Watched(self._found_by_thread[call.thread], call.name)
+        self._clock += 1
+        self._watched[call.seq] = _Watched(self._clock, call.kind, call.name)
 
     def _hold(self, call: OpenCall, watched: _Watched, held: _Held) -> None:
         finiteness = self._finiteness
         if held.role is Role.OUTPUT:
             if held.unread is None and type(held.value) not in _PLAIN and self._flag is None:
-                held.before = finiteness.of(held.value)
-                watched.bad |= held.before
+                self._ask(watched, held)
         elif held.unread is None and finiteness.is_tensor(held.value):
-            if watched.mutates and held.path[0] == 0:
-                held.value = finiteness.copy(held.value)
+            self._recall(held)
+            if held.path[0] in watched.written:
+                held.value = self._copied(held.value)
             else:
+                if held.path[0] == "out":
+                    self._copy_target(watched, held.value)
                 held.version = finiteness.version(held.value)
-                if call.kind == MODULE:  # something inside may overwrite it
-                    held.before = finiteness.of(held.value)
+                # Something inside a module may overwrite what it was given.
+                if call.kind == MODULE and held.before is None and self._flag is None:
+                    self._ask(watched, held)
         if call.phase is Phase.BACKWARD:
             # A gradient that somebody else refers to would be copied, not moved, into its parameter.
             held.value = finiteness.alias(held.value)
         watched.held.append(held)
 
+    def _ask(self, watched: _Watched, held: _Held) -> None:
+        held.before = answer = self._finiteness.ask(held.value)
+        if isinstance(answer, Answer):
+            watched.waits = True
+            if held.role is Role.OUTPUT:
+                if len(self._made) > _MADE:
+                    self._made.clear()
+                self._made[id(held.value)] = (weakref.ref(held.value), self._finiteness.version(held.value), answer)
+        elif held.role is Role.OUTPUT:
+            watched.bad |= answer
+
+    def _recall(self, held: _Held) -> None:
+        """What is known of an input because it was the result of a call, and nobody wrote to it since."""
+        made = self._made.get(id(held.value)) if self._made else None
+        if made is not None and made[0]() is held.value and made[1] == self._finiteness.version(held.value):
+            held.before = made[2]
+
+    def _copy_target(self, watched: _Watched, target: Any) -> None:
+        """The call writes its result over `target`, which may be an argument too."""
+        if self._lent:
+            self._copied(target)
+        for held in watched.held:
+            if held.value is target:
+                held.value, held.version = self._copied(target), None
+
     def _copy_first(self, watched: _Watched) -> None:
         """The call was asked to overwrite its first argument."""
         for held in watched.held:
             if held.path[0] == 0 and held.role is Role.INPUT and held.version is not None:
-                held.value, held.version = self._finiteness.copy(held.value), None
+                held.value, held.version = self._copied(held.value), None
 
     def _overflows(self, call: OpenCall, watched: _Watched) -> bool:
         if self._flag is not None:  # values saturate there, and reading them could raise the flag
-            return self._raised_flag() and self._found_by_thread[call.thread] == watched.found
+            return self._raised_flag() and not self._found_inside(call, watched)
         if not watched.bad:
             return False
         self._spoilt.add(call.seq)
-        if self._found_by_thread[call.thread] != watched.found:
+        if self._found_inside(call, watched):
             return False
         given = [held for held in watched.held if held.role is not Role.OUTPUT and not _is_target(held, watched)]
         if any(held.unread is not None for held in given) and watched.mutates and not watched.fills:
@@ -213,8 +356,9 @@ class OverflowSieve:
         if not tensors or (call.phase is Phase.BACKWARD and call.origin in self._spoilt | self._blamed):
             return False
         inputs = FINITE
-        for held in given:
-            inputs |= self._given(held)
+        for held in sorted(given, key=lambda held: held.before is None):
+            if not inputs & HAS_NAN:  # else it is clear already
+                inputs |= self._given(held)
         if inputs:
             self._tell_source(call)
             # Masks are made of inf on purpose; nan from them is an overflow like any other.
@@ -230,13 +374,17 @@ class OverflowSieve:
             return False
         return watched.mutates or not self._is_view(watched, tensors)
 
+    def _found_inside(self, call: OpenCall, watched: _Watched) -> bool:
+        return self._found_at.get(call.thread, -1) > watched.opened
+
     def _given(self, held: _Held) -> int:
         """What an input held before the call."""
         if held.unread is not None:
             return FINITE
-        if held.version is not None and held.version != self._finiteness.version(held.value):
-            return HAS_NAN if held.before is None else held.before  # nobody is accused of what is not known
-        return self._finiteness.of(held.value)
+        if isinstance(held.before, int):
+            return held.before
+        # Nobody is accused of what is not known.
+        return HAS_NAN if self._is_changed(held) else self._finiteness.of(held.value)
 
     def _is_view(self, watched: _Watched, tensors: list[_Held]) -> bool:
         """Whether what is wrong lies in the memory of an input, and so was not computed here."""
@@ -261,17 +409,24 @@ class OverflowSieve:
     def _keep(self, call: OpenCall, watched: _Watched) -> None:
         recorder = self._recorder
         self.found.append(CallId(call.kind, call.name, call.index, call.phase, call.again))
-        self._found_by_thread[call.thread] += 1
+        self._found_at[call.thread] = watched.closed
         if call.phase is Phase.BACKWARD and call.origin >= 0:
             self._blamed.add(call.origin)
         for held in watched.held:
-            unread = held.unread
-            if held.version is not None and held.version != self._finiteness.version(held.value):
-                unread = _OVERWRITTEN
+            unread = _OVERWRITTEN if held.unread is None and self._is_changed(held) else held.unread
             recorder.show(call, held.role, held.path, held.value, unread=unread, produced=held.produced)
         recorder.close_call(call)
+        if self.kernels is not None and call.phase is Phase.FORWARD:
+            self.kernels.repeat(call, _name(call))
         if self._flag is not None:
             self._flag.clear_npu_overflow_flag()
+        if self.full:
+            self.leave = self._leave_for_good
+
+    def _leave_for_good(self, state: ThreadState) -> None:
+        self._recorder.leave(state)
+        if not self.patient:
+            self.end_if_full()
 
 
 def _is_target(held: _Held, watched: _Watched) -> bool:

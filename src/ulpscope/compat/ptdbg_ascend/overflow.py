@@ -20,6 +20,7 @@ from ulpscope.compat.ptdbg_ascend.overflow_info import OverflowInfo
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, is_on, read_acl_config
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch.devices import rank_and_world
+from ulpscope.frameworks.torch.npu import npu_of_process
 from ulpscope.records import CallId
 from ulpscope.store.formats.pkl_names import call_name
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
@@ -36,6 +37,7 @@ class Request:
 
     limit: int = 1
     floats_only: bool = False
+    acl_config: str | None = None
 
 
 def read_request(
@@ -53,12 +55,10 @@ def read_request(
         raise ArgumentError("overflow_nums must be an integer greater than 0 or set -1.")
     if not isinstance(need_replicate, bool):
         raise ArgumentError("Params need_replicate only support True or False.")
-    if mode == "acl":
-        read_acl_config(acl_config)
-        _log.warning(
-            "the kernels of a call that overflows are not dumped with it; dump the call by its name, with mode='acl'"
-        )
-    return Request(overflow_nums, is_on(filter_switch))
+    path = read_acl_config(acl_config) if mode == "acl" else None
+    if path is not None and npu_of_process() is None:
+        _log.warning("mode='acl' dumps no kernels: there is no NPU in this process")
+    return Request(overflow_nums, is_on(filter_switch), path)
 
 
 class OverflowCheck:
@@ -74,6 +74,7 @@ class OverflowCheck:
             steps=target.steps,
             ranks=() if rank is None else (rank,),
             overflows=request.limit,
+            acl_config=request.acl_config,
             sketch=False,
             overwrite=True,
         )
@@ -85,15 +86,11 @@ class OverflowCheck:
         self._info = OverflowInfo()
         self._count = 0
         self._last = target.root
-        self._ended = False
         atexit.register(self.close)
 
     def pause(self) -> None:
         """Ends a stretch. ValueError where its last call made the number full."""
         self.capture.stop()
-        found = self.capture.sieve.found if self.capture.sieve is not None else []
-        if len(found) == self._request.limit and not self._ended:
-            raise self._ending(found)
 
     def close(self) -> None:
         """Ends it. Called at exit too."""
@@ -103,7 +100,6 @@ class OverflowCheck:
             (self._target.root / OWN_FOLDER).rmdir()
 
     def _ending(self, found: list[CallId]) -> BaseException:
-        self._ended = True
         return ValueError(f"[overflow {len(found)} times]: dump file is saved in '{self._last}'.")
 
     def _folder(self, rank: int, step: int) -> Path:

@@ -1,7 +1,8 @@
 """Whether a tensor holds inf or nan, told as cheaply as possible: no call may cost more than reading its result once.
 
-A sum is finite only if every element is, and torch sums faster than anything else reads; a sum that is not finite proves
-nothing, as it may have overflowed itself, so the elements are counted then.
+On the CPU a sum is finite only if every element is, and torch sums faster than anything else reads; a sum that is not
+finite proves nothing, as it may have overflowed itself, so the elements are counted then. Other devices are asked, and answer
+later.
 """
 
 from __future__ import annotations
@@ -16,31 +17,80 @@ from torch import Tensor
 
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
+from ulpscope.frameworks.torch.cuda_gauge import is_capturing
+from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_INF, HAS_NAN, Answer, DeviceAnswers
 from ulpscope.frameworks.torch.summary import dense_form
 from ulpscope.frameworks.torch.tensors import Unrecordable
 
-FINITE, HAS_INF, HAS_NAN = 0, 1, 2
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _SMALL = 1 << 14
 _COUNTS = struct.Struct("<3Q")
 _AT_COUNTS = int(native.ROW.fields["nan"][1]) if native.ROW.fields is not None else 0
 _ZEROS = bytes(_COUNTS.size)
+_SHARE = 16
+_ROOM = 1 << 30
 
 
 class TorchFiniteness:
     """The question of one capture. Answers are bits: HAS_INF, HAS_NAN; what cannot be read counts as finite."""
 
-    def of(self, value: Any) -> int:
-        """What a leaf holds that is not finite."""
+    def __init__(self) -> None:
+        self._devices = DeviceAnswers()
+        self.room = 0  # bytes of a device that may be kept alive until its answers are back
+
+    def ask(self, value: Any) -> int | Answer:
+        """What a leaf holds that is not finite: at once on the CPU, later from another device."""
         if isinstance(value, Tensor):
             if not (value.dtype.is_floating_point or value.dtype.is_complex):
                 return FINITE
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
                 try:
-                    return _in_tensor(value)
+                    return self._in_tensor(value)
                 except (RuntimeError, NotImplementedError, TypeError, AttributeError):
                     return FINITE
         return _in_scalar(value)
+
+    def of(self, value: Any) -> int:
+        """The same, waited for."""
+        found = self.ask(value)
+        return found if isinstance(found, int) else found.bits(wait=True) or FINITE
+
+    def place(self, value: Any) -> tuple[int, int] | None:
+        """The memory of a tensor on a device that answers later: where it begins and how long it is. None for any other."""
+        if not isinstance(value, Tensor) or value.is_cpu or value.layout is not torch.strided or value.is_meta:
+            return None
+        with torch._C.DisableTorchFunction():
+            try:
+                storage = value.untyped_storage()
+                return storage.data_ptr(), storage.nbytes()
+            except (RuntimeError, NotImplementedError):
+                return None
+
+    def same(self, value: Any, other: Any) -> bool:
+        """Whether two tensors have the same elements by having the same memory, in the same layout."""
+        with torch._C.DisableTorchFunction():
+            return (value.data_ptr(), value.dtype, value.shape, value.stride()) == (
+                other.data_ptr(),
+                other.dtype,
+                other.shape,
+                other.stride(),
+            )
+
+    def _in_tensor(self, value: Tensor) -> int | Answer:
+        if type(value) is not Tensor or value.layout is not torch.strided or not value.is_cpu:
+            dense, _ = _dense(value)
+            if dense is None:
+                return FINITE
+            value = dense
+        if not value.numel():
+            return FINITE
+        if value.is_cpu:
+            return _on_cpu(value)
+        if value.is_cuda and is_capturing():
+            return FINITE  # computed at each replay, which nobody sees
+        if not self.room:
+            self.room = _room(value.device)
+        return self._devices.ask(value)
 
     def copy(self, value: Any) -> Any:
         """The same leaf with memory of its own."""
@@ -78,21 +128,13 @@ class TorchFiniteness:
                 return False
 
 
-def _in_tensor(value: Tensor) -> int:
-    if type(value) is not Tensor or value.layout is not torch.strided or not value.is_cpu:
-        dense, _ = _dense(value)
-        if dense is None:
-            return FINITE
-        value = dense
-    count = value.numel()
-    if not count:
-        return FINITE
-    if count > _SMALL or not value.is_cpu:
+def _on_cpu(value: Tensor) -> int:
+    if value.numel() > _SMALL:
         total = value.detach().sum()
         if math.isfinite(total.real) and math.isfinite(total.imag) if total.is_complex() else math.isfinite(total):
             return FINITE
     code = _CODES.get(value.dtype)
-    if code is None or not value.is_cpu or value.is_neg() or value.is_conj():
+    if code is None or value.is_neg() or value.is_conj():
         return (HAS_NAN if bool(value.isnan().any()) else 0) | (HAS_INF if bool(value.isinf().any()) else 0)
     stride = None if value.is_contiguous() else tuple(value.stride())
     row = native.measure(value.data_ptr(), code, tuple(value.shape), stride, native.STATS, 0, 0, 0)
@@ -101,6 +143,13 @@ def _in_tensor(value: Tensor) -> int:
         return FINITE
     nan, above, below = _COUNTS.unpack(counts)
     return (HAS_NAN if nan else 0) | (HAS_INF if above or below else 0)
+
+
+def _room(device: torch.device) -> int:
+    try:
+        return int(getattr(torch, device.type).get_device_properties(device).total_memory) // _SHARE
+    except (AttributeError, RuntimeError):
+        return _ROOM
 
 
 def _dense(value: Tensor) -> tuple[Tensor | None, Any]:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
-from ulpscope.frameworks.torch.npu import KernelsBelow
+from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Role
@@ -96,7 +96,7 @@ class FunctionTap:
         *,
         records: bool,
         kernels: bool,
-        vendor: KernelsBelow | None = None,
+        vendor: Around | None = None,
         as_msprobe: bool = False,
     ) -> None:
         self.observer = observer
@@ -168,9 +168,9 @@ class FunctionTap:
             observer.trouble(f"{api.kind}.{api.name}", error)
             follow = False
         finally:
-            observer.leave(state)
             if unheard is not None:
                 unheard.__exit__(None, None, None)
+            observer.leave(state)
         if call is None:
             return func(*args, **kwargs)
         sequence = _get_sequence_nr()
@@ -198,7 +198,7 @@ class FunctionTap:
         except Exception as error:  # the hook border
             observer.trouble(f"{api.kind}.{api.name}", error)
         finally:
-            observer.leave(state)
             if unheard is not None:
                 unheard.__exit__(None, None, None)
+            observer.leave(state)
         return result

@@ -1,4 +1,4 @@
-"""Kernels of an NPU, written by the vendor's own dump around one named call.
+"""Kernels of an NPU, written by the vendor's own dump around one named call, or around those that overflow.
 
 They run below everything that torch can show; CANN writes them into the folder that acl_config.json names. torch_npu is found
 in the process and never imported. The program's own numbers do not change: a backward is dumped on copies.
@@ -113,6 +113,47 @@ class VendorKernelDump:
                 self.npu.finalize_dump()
 
 
+class Around(Protocol):
+    """Who runs a call of the program in its place."""
+
+    def run(self, call: OpenCall, func: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+class KernelsOfOverflows:
+    """Runs a forward call that has overflowed again with the vendor's dump on, as it was: same arguments, same chance."""
+
+    def __init__(self, dump: VendorKernelDump, observer: Observer) -> None:
+        self._dump = dump
+        self._observer = observer
+        self._last: dict[int, tuple[OpenCall, Run, _Copies]] = {}
+
+    def run(self, call: OpenCall, func: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `func` returns, or raises. What it was given is remembered until the next call of this thread."""
+        copies = _Copies()
+        try:
+            copies.take(self._dump.npu, args, kwargs)
+            self._last[call.thread] = (call, func, copies)
+        except Exception as error:  # the hook border: the program goes on
+            self._observer.trouble(f"the arguments of {call.kind}.{call.name}", error)
+        return func(*args, **kwargs)
+
+    def repeat(self, call: OpenCall, name: str) -> None:
+        """The call of this thread that ended last, once more; nothing for another call, which has no kernels of its own."""
+        last = self._last.pop(call.thread, None)
+        if last is None or last[0] is not call:
+            return
+        _, func, copies = last
+        try:
+            with _chance(self._dump.npu, copies.random), _undisturbed(), torch.no_grad():
+                args, kwargs = copies.given
+                with self._dump:
+                    func(*args, **kwargs)
+        except Exception as error:  # the hook border
+            self._observer.trouble(f"the kernels of {name}", error)
+            return
+        self._observer.note(f"the kernels of {name} are in {self._dump.folder}, written by the vendor's dump")
+
+
 class KernelsBelow:
     """Runs the one named call with the vendor's dump on: itself, or its backward when gradients are given."""
 
@@ -170,18 +211,13 @@ class KernelsBelow:
         return result
 
     def _repeat(self, func: Run, copies: _Copies) -> None:
-        now = _random_states(self._dump.npu)
-        try:
-            _set_random_states(self._dump.npu, copies.random)
-            with _undisturbed(), torch.enable_grad():
-                args, kwargs, inputs = copies.arguments()
-                result = func(*args, **kwargs)
-                outputs, grads = self._paired(args[0] if result is None and args else result)
-                with self._dump:
-                    # Not backward(): it would add kernels of its own, which sum the gradients up in the leaves.
-                    torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
-        finally:
-            _set_random_states(self._dump.npu, now)
+        with _chance(self._dump.npu, copies.random), _undisturbed(), torch.enable_grad():
+            args, kwargs, inputs = copies.arguments()
+            result = func(*args, **kwargs)
+            outputs, grads = self._paired(args[0] if result is None and args else result)
+            with self._dump:
+                # Not backward(): it would add kernels of its own, which sum the gradients up in the leaves.
+                torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
 
     def _paired(self, result: Any) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs and their gradients: by the place in the file's name where it is one, else in order."""
@@ -216,19 +252,20 @@ class _Copies:
     """The arguments of a call and the random states as they were before it. One tensor given twice is one copy."""
 
     random: tuple[Tensor, Tensor]
+    given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def take(self, npu: Npu, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._made: dict[int, tuple[Tensor, bool]] = {}
         self.random = _random_states(npu)
         with _undisturbed(), torch.no_grad():
-            self._args, self._kwargs = tree_map(self._copy, (args, kwargs))
+            self.given = tree_map(self._copy, (args, kwargs))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
         """The arguments for a second run, and those tensors among them whose gradients are asked for."""
         inputs = [made.requires_grad_() for made, follow in self._made.values() if follow]
         # A leaf must not be written to, so the call gets a copy of it; the gradient of a copy needs no kernel.
         passed = {id(leaf): leaf.clone() for leaf in inputs}
-        args, kwargs = tree_map(lambda value: passed.get(id(value), value), (self._args, self._kwargs))
+        args, kwargs = tree_map(lambda value: passed.get(id(value), value), self.given)
         return args, kwargs, inputs
 
     def _copy(self, value: Any) -> Any:
@@ -246,6 +283,17 @@ def _undisturbed() -> Iterator[None]:
     """No mode of the user sees what is done inside, and tensors are ordinary ones."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode(False):
         yield
+
+
+@contextlib.contextmanager
+def _chance(npu: Npu, states: tuple[Tensor, Tensor]) -> Iterator[None]:
+    """Random numbers are drawn from these states inside, and go on as before afterwards."""
+    now = _random_states(npu)
+    try:
+        _set_random_states(npu, states)
+        yield
+    finally:
+        _set_random_states(npu, now)
 
 
 def _random_states(npu: Npu) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
 from ulpscope.frameworks.torch.function_tap import CallMode, FunctionTap
 from ulpscope.frameworks.torch.module_tap import ModuleTap
-from ulpscope.frameworks.torch.npu import KernelsBelow
+from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.threads import ThreadTap
@@ -70,7 +70,7 @@ class TorchProbe:
         level: Level,
         models: Sequence[Module],
         below: Callable[[OpenCall], bool] | None = None,
-        vendor: KernelsBelow | None = None,
+        vendor: Around | None = None,
         as_msprobe: bool = False,
         kernel_mode: Callable[[ThreadState], Any] | None = None,
     ) -> None:
