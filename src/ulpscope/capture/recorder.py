@@ -12,16 +12,18 @@ from struct import Struct
 from types import FrameType
 from typing import Any
 
-from ulpscope.capture.interruption import is_meant_for_the_program
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
 from ulpscope.frameworks.base import Forward, Measurer, OpenCall, ThreadState
+from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, release
 from ulpscope.records import PathStep, Phase, Role
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, VALUE_FIELDS
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
 _FIRST: tuple[PathStep, ...] = (0,)
+# Seconds that a thread waits for another before it asks whether that one still needs the gate.
+_PATIENCE = 2.0
 _CLOSED: list[int] = []
 _ROLE_NAMES = {role: role.value for role in Role}
 
@@ -70,13 +72,15 @@ class Recorder:
             found: ThreadState = self._local.state
         except AttributeError:
             found = self._local.state = ThreadState(next(self._threads))
+            found.free = lambda: release(self.gate)
         return found
 
     def enter(self, state: ThreadState) -> bool:
         if state.busy:
             return False
-        self.gate.acquire()
         state.busy = True
+        while not self.gate.acquire(True, _PATIENCE):
+            self.gate = freed(self.gate)
         return True
 
     def leave(self, state: ThreadState) -> None:

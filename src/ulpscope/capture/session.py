@@ -17,6 +17,7 @@ import logging
 import multiprocessing.util
 import os
 import shutil
+import sys
 import threading
 import time
 import uuid
@@ -166,6 +167,8 @@ class Capture:
         """Ends the current step. While started, the next one is recorded from here on."""
         if os.getpid() != self._pid:
             return
+        if self._probe is not None and self._recorder.active:
+            self._probe.tidy(sys._getframe(1))
         with self._recorder.gate:
             self._finish_dump("complete")
             self.current_step += 1

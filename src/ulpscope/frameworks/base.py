@@ -65,11 +65,13 @@ Forward = tuple[str, str, int, int, int, int, str, int]
 class ThreadState:
     """What one thread is doing: the calls it has open, and whether our own code is running on it."""
 
-    __slots__ = ("busy", "calls", "compiled", "guard", "mode", "modules", "number", "redispatched", "region")
+    __slots__ = ("busy", "calls", "compiled", "free", "guard", "mode", "modules", "number", "redispatched", "region")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.busy = False
+        # Gives up what the thread holds of the observer's, where `busy` was left behind.
+        self.free: Callable[[], None] | None = None
         self.calls: list[OpenCall] = []
         self.modules: list[tuple[str, OpenCall | None, FrameType | None, int]] = []
         self.mode: Any = None

@@ -51,6 +51,13 @@ class CodeSwap:
         return twin
 
 
+def caller_of(frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame that called a function whose code is exchanged."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame
+
+
 def _calling(target: list[Callable[..., Any]], original: types.CodeType) -> types.CodeType:
     """Code that hands its arguments to whatever is in `target`, with the same closure as the original."""
     code = _template(original.co_freevars)

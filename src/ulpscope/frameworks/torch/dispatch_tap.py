@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
+from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch.names import IGNORED, ApiNames
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
@@ -37,7 +39,9 @@ class KernelMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         tap, state = self.tap, self.state
-        if state.busy or not tap.observer.active or tap.names.of(func).treatment == IGNORED:
+        if not tap.observer.active or tap.names.of(func).treatment == IGNORED:
+            return redispatch(state, func, args, kwargs)
+        if state.busy and not is_left_over(state, sys._getframe(1)):
             return redispatch(state, func, args, kwargs)
         return tap.run(state, func, args, kwargs)
 

@@ -16,6 +16,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
+from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
 from ulpscope.frameworks.torch.npu import Around
@@ -71,7 +72,9 @@ class CallMode(TorchFunctionMode):
         if func is state.redispatched:
             state.redispatched = None
             return func(*args, **kwargs)
-        if treatment == IGNORED or state.busy or not tap.observer.active:
+        if treatment == IGNORED or not tap.observer.active:
+            return func(*args, **kwargs)
+        if state.busy and not is_left_over(state, sys._getframe(1)):
             return func(*args, **kwargs)
         if _tracing() is not None or (types and not all(issubclass(kind, torch.Tensor) for kind in types)):
             return func(*args, **kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from torch.fx import _symbolic_trace as fx_trace
 from torch.nn import Module
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
+from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch.backward import BackwardTap
-from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch.codeswap import CodeSwap, caller_of
 from ulpscope.frameworks.torch.recursion import STRETCH, Room
 from ulpscope.naming import MODULE
 from ulpscope.records import Phase, Role
@@ -87,8 +89,10 @@ class ModuleTap:
         models: Sequence[Module],
         records: bool,
         new_thread: Callable[[ThreadState], None],
+        tidy: Callable[[ThreadState, FrameType | None], None],
     ) -> None:
         self._new_thread = new_thread
+        self._tidy = tidy
         self.outermost: Callable[[Module], None] | None = None
         self.alone: tuple[Module, str] | None = None
         self.observer = observer
@@ -128,10 +132,14 @@ class ModuleTap:
         if not observer.active or _tracing() is not None or fx_trace._is_fx_tracing_flag:
             return original(*args, **kwargs)
         state = observer.state()
-        if state.busy or state.compiled or not isinstance(args[0], Module):
+        if state.compiled or not isinstance(args[0], Module):
+            return original(*args, **kwargs)
+        if state.busy and not is_left_over(state, caller_of(sys._getframe(1))):
             return original(*args, **kwargs)
         if state.mode is None:
             self._new_thread(state)
+        elif not state.modules:
+            self._tidy(state, caller_of(sys._getframe(1)))
         module = args[0]
         if self.outermost is not None and not state.modules:
             self.outermost(module)

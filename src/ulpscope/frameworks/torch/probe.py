@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import Module
 
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.base import Observer, OpenCall, Sink, ThreadState
+from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 from ulpscope.frameworks.torch.collective_tap import CollectiveTap
@@ -82,6 +84,7 @@ class TorchProbe:
             models=models,
             records=level is not Level.OP,
             new_thread=lambda state: self._threads.enter(state),
+            tidy=lambda state, caller: self._threads.tidy(state, caller),
         )
         self._functions = FunctionTap(
             observer,
@@ -149,6 +152,12 @@ class TorchProbe:
             for tap in (self.modules, self._collectives, self._threads):
                 tap.unpause()
         self._threads.resume(state)
+
+    def tidy(self, caller: FrameType | None) -> None:
+        """Puts right what an exception of a signal handler may have left on this thread."""
+        state = self.modules.observer.state()
+        is_left_over(state, caller)
+        self._threads.tidy(state, caller)
 
     def watch_alone(self, module: Module | None, name: str) -> None:
         """Records one module as a whole and nothing else, or everything again."""

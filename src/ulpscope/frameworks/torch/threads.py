@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, ThreadState
+from ulpscope.frameworks.interruption import in_our_code
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 
 MakeMode = Callable[[ThreadState], Any]
@@ -69,6 +71,21 @@ class ThreadTap:
         if state.mode is not None:
             self._off(state)
             state.mode = None
+
+    def tidy(self, state: ThreadState, caller: FrameType | None) -> None:
+        """Makes sure that the mode of this thread is on, once, before a call of the program's: an exception of a signal
+        handler can hit while it is being moved."""
+        if state.mode is None or state.compiled:
+            return
+        mode = state.mode[0]
+        count = torch._C._len_torch_function_stack()
+        if count == 1 and torch._C._get_function_stack_at(0) is mode:
+            return
+        if sum(torch._C._get_function_stack_at(place) is mode for place in range(count)) != 1 and not in_our_code(
+            caller
+        ):
+            _remove_function_mode(mode)
+            _insert_function_mode(mode)
 
     def _on(self, state: ThreadState) -> None:
         function, kernel = state.mode
@@ -163,14 +180,10 @@ def _is_on(mode: TorchFunctionMode) -> bool:
 
 
 def _remove_function_mode(mode: TorchFunctionMode) -> None:
-    kept = []
-    for _ in range(torch._C._len_torch_function_stack()):
-        other = torch._C._pop_torch_function_stack()
-        if other is mode:
-            break
-        kept.append(other)
-    for other in reversed(kept):
-        torch._C._push_on_torch_function_stack(other)
+    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    for other in reversed(modes):
+        if other is not mode:
+            torch._C._push_on_torch_function_stack(other)
 
 
 def _remove_dispatch_mode(mode: TorchDispatchMode) -> None:

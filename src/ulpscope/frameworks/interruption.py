@@ -1,0 +1,94 @@
+"""Exceptions that arrive at any moment: of signal handlers, and injected by other threads.
+
+Raised while our code runs they are not errors of ours. Raised between two statements of ours they leave a lock behind: Python
+can be interrupted between taking a lock and the `try` that gives it back, and on the way into the function that does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from ulpscope.frameworks.base import ThreadState
+
+if TYPE_CHECKING:
+    from threading import RLock
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RECORDING = tuple(os.path.join(_OURS, name) + os.sep for name in ("capture", "frameworks", "store"))
+# What our own statements can raise comes from here; any other class was put on our thread by somebody.
+_KNOWN = frozenset({"builtins", "torch", "numpy", "ulpscope"})
+
+
+def is_meant_for_the_program(error: BaseException) -> bool:
+    """Whether a signal handler raised it (a timeout by SIGALRM), or another thread injected it, as some timeouts do."""
+    handlers = _handlers()
+    trace, last = error.__traceback__, None
+    while trace is not None:
+        last = trace.tb_frame.f_code
+        if last in handlers:
+            return True
+        trace = trace.tb_next
+    package = type(error).__module__.partition(".")[0]
+    return (
+        last is not None
+        and last.co_filename.startswith(_OURS)
+        and package not in _KNOWN
+        and package not in sys.stdlib_module_names
+    )
+
+
+def in_our_code(frame: FrameType | None) -> bool:
+    """Whether a frame, or one that it was called from, records."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_RECORDING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_left_over(state: ThreadState, caller: FrameType | None) -> bool:
+    """Whether `busy` was left behind on this thread: then it is free again. `caller` is the frame that called a tap."""
+    if not state.busy or state.free is None or in_our_code(caller):
+        return False
+    state.busy = False
+    state.free()
+    return True
+
+
+def release(gate: RLock) -> None:
+    """Gives up a gate, however often this thread has taken it."""
+    try:
+        while True:
+            gate.release()
+    except RuntimeError:
+        return  # not ours any more
+
+
+def freed(gate: RLock) -> RLock:
+    """A new gate where the thread that holds this one is not in our code any more; else the same."""
+    owner = re.search(r"owner=(\d+)", repr(gate))
+    if owner is None or in_our_code(sys._current_frames().get(int(owner[1]))):
+        return gate
+    return threading.RLock()
+
+
+def _handlers() -> set[CodeType]:
+    found = (_code(signal.getsignal(number)) for number in signal.valid_signals())
+    return {code for code in found if code is not None}
+
+
+def _code(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    for each in (handler, getattr(handler, "__func__", None), vars(type(handler)).get("__call__")):
+        code = getattr(each, "__code__", None)
+        if isinstance(code, CodeType):
+            return code
+    return None

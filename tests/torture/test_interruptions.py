@@ -1,0 +1,150 @@
+"""Signals, timeouts and Ctrl+C at any moment, our own code included: they reach the program, and the capture goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ulpscope
+from integration.runs import LEVELS
+
+PROMISE = "the run is not changed"
+case = pytest.mark.case
+levels = pytest.mark.parametrize("level", LEVELS)
+TURNS = 150
+
+
+class TooLong(Exception):
+    """The program's own timeout."""
+
+
+class Alarm:
+    """Handlers of all shapes: a method, an object that can be called."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self.kind = kind
+        self.rung = 0
+
+    def ring(self, number: int, frame: Any) -> None:
+        self.rung += 1
+        raise self.kind("enough")
+
+    __call__ = ring
+
+
+@contextmanager
+def handled(handler: Any) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def work(model: nn.Module) -> None:
+    for _ in range(20):
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def still_records(capture: ulpscope.Capture, model: nn.Module, path: Path, level: str) -> None:
+    """Another thread and another step: nothing is locked, nothing is switched off."""
+    capture.step()
+    thread = threading.Thread(target=lambda: model(torch.ones(2, 4)))
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "a lock was left behind"
+    model(torch.ones(2, 4)).sum().backward()
+    last = capture.current_step
+    capture.close()
+    assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+    assert torch._C._is_torch_function_enabled()
+    dump = ulpscope.open_dump(path, step=last)
+    assert dump.ending == "complete"
+    name = "tanh" if level == "op" else "1.Tanh"
+    assert sorted(call.phase.value for call in dump.ids() if call.name == name) == ["backward", "forward", "forward"]
+
+
+SHAPES: dict[str, Callable[[Alarm], Any]] = {"method": lambda alarm: alarm.ring, "object": lambda alarm: alarm}
+
+
+@case("interrupted: by a handler that raises")
+@levels
+@pytest.mark.parametrize("kind", [TooLong, KeyboardInterrupt], ids=["timeout", "Ctrl+C"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_handler_raises_reaches_the_program_each_time(
+    level: str, kind: type[BaseException], shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, alarm, caught = net(), Alarm(kind), 0
+    # Python itself drops what is raised in a weak reference's callback or a finalizer, with or without us.
+    dropped: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    with ulpscope.capture(tmp_path, model=model, level=level, stacks=False) as capture:
+        model(torch.ones(2, 4)).sum().backward()
+        with handled(SHAPES[shape](alarm)):
+            for turn in range(TURNS):
+                before = len(dropped)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0003 + (turn % 50) * 0.000013)
+                    while len(dropped) == before:
+                        work(model)
+                except kind:
+                    caught += 1
+        assert caught + len(dropped) == alarm.rung == TURNS
+        assert len(dropped) < TURNS // 10
+        still_records(capture, model, tmp_path, level)
+
+
+@case("interrupted: by another thread")
+def test_what_another_thread_injects_reaches_the_program(tmp_path: Path) -> None:
+    model, caught = net(), 0
+    main = ctypes.c_ulong(threading.get_ident())
+
+    def inject() -> None:
+        time.sleep(0.002)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(TooLong))
+
+    with ulpscope.capture(tmp_path, model=model, level="mix", stacks=False) as capture:
+        for _ in range(40):
+            thread = threading.Thread(target=inject)
+            try:
+                thread.start()
+                while True:
+                    work(model)
+            except TooLong:
+                caught += 1
+            thread.join()
+        assert caught == 40
+        still_records(capture, model, tmp_path, "mix")
+
+
+@case("interrupted: handlers that compute")
+@levels
+def test_a_handler_may_compute_and_is_recorded(level: str, tmp_path: Path) -> None:
+    model, seen = net(), []
+
+    def handler(number: int, frame: Any) -> None:
+        seen.append(nn.Identity()(torch.ones(2).mul(3)).sum().item())
+
+    with handled(handler), ulpscope.capture(tmp_path, model=model, level=level):
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        for _ in range(60):
+            model(torch.ones(2, 4)).sum().backward()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert set(seen) == {6.0}
+    assert ulpscope.open_dump(tmp_path).ending == "complete"
