@@ -6,6 +6,7 @@ A program runs in a process of its own, and holds as many examples as fit: start
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from pathlib import Path
@@ -417,6 +418,42 @@ def test_000_030_054_the_iterations_of_a_loop_are_added_to_one_file(tmp_path: Pa
     ]
     assert {f"Functional.conv2d.{number}.backward" for number in range(6)} <= set(found)
     assert all(value.payload is not None for call in dump.calls() for value in call.values if value.is_tensor)
+
+
+SELECTED = """
+from ptdbg_ascend import *
+import json, os
+x = torch.ones(2)
+set_dump_path("./dump_path")
+register_hook(nn.ReLU(), acc_cmp_dump)
+folder = "dump_path/ptdbg_dump_v2.0/rank0/"
+seen = []
+for iteration in range(4):
+    set_dump_switch("ON", SWITCH)
+    x.abs(); x.neg(); x.sqrt()
+    set_dump_switch("OFF")
+    (pkl,) = [name for name in os.listdir(folder) if name.endswith(".pkl")]
+    arrays = folder + pkl.removesuffix(".pkl")
+    seen.append([os.stat(folder + pkl).st_ino, {name: os.stat(f"{arrays}/{name}").st_ino for name in os.listdir(arrays)}])
+    names = [json.loads(line)[0] for line in open(folder + pkl)]
+print(json.dumps([seen, names]))
+"""
+
+
+@pytest.mark.parametrize(("switch", "calls"), [
+    ('mode="api_list", api_list=["neg"]', ["neg_0", "neg_1", "neg_2", "neg_3"]),
+    ('mode="list", scope=["Tensor_abs_0_forward", "Tensor_sqrt_2_forward"]', ["abs_0", "sqrt_2"]),
+    ('mode="range", scope=["Tensor_sqrt_1_forward", "Tensor_neg_2_forward"]', ["sqrt_1", "abs_2", "neg_2"]),
+    ('mode="all", dump_mode=["forward", "output"]', [f"{name}_{at}" for at in range(4) for name in ("abs", "neg", "sqrt")]),
+])  # fmt: skip
+def test_000_011_013_030_054_a_selection_is_added_to_one_file_and_nothing_is_written_twice(
+    tmp_path: Path, switch: str, calls: list[str]
+) -> None:
+    seen, names = json.loads(run(tmp_path, SELECTED.replace("SWITCH", switch)).stdout)
+    assert [name for name in names if "output" in name] == [f"Tensor_{call}_forward_output" for call in calls]
+    assert len({file for file, _ in seen}) == 1
+    for (_, before), (_, after) in itertools.pairwise(seen):
+        assert before.items() <= after.items()
 
 
 def test_000_048_a_second_dump_into_the_same_folder_replaces_the_first(tmp_path: Path) -> None:

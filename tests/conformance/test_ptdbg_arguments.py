@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ulpscope.compat import ptdbg_ascend
-from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Switch, read_switch
+from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Chooser, Switch, read_switch
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,18 @@ def test_000_023_one_part_does_not_exclude_those_of_the_other_kind() -> None:
 
 def test_000_011_a_name_is_no_beginning_of_a_longer_number() -> None:
     calls = ["Tensor_abs_1_forward", "Tensor_abs_10_forward", "Tensor_abs_1_backward", "Tensor_absolute_0_forward"]
-    assert Switch("list", scope=("Tensor_abs_1",)).chosen(calls) == [0, 2]
-    assert Switch("list", scope=("Tensor_abs",)).chosen(calls) == [0, 1, 2]
-    assert Switch("range", scope=("Tensor_abs_10_forward", "Tensor_abs_1_backward")).chosen(calls) == [1, 2]
+    assert Chooser(Switch("list", scope=("Tensor_abs_1",))).chosen(calls) == [0, 2]
+    assert Chooser(Switch("list", scope=("Tensor_abs",))).chosen(calls) == [0, 1, 2]
+    span = Switch("range", scope=("Tensor_abs_10_forward", "Tensor_abs_1_backward"))
+    assert Chooser(span).chosen(calls) == [1, 2]
+    piece = Chooser(span)
+    assert [piece.chosen([call]) for call in (*calls, *calls)] == [[], [0], [0], [], [], [], [], []]
 
 
 @pytest.mark.parametrize("api", ["relu", "Functional_relu", "functional_relu_0", "ReLU"])
 def test_000_015_a_part_of_a_name_in_any_case_selects(api: str) -> None:
     asked = Switch("api_list", api_list=(api,))
-    assert asked.chosen(["Functional_relu_0_forward", "Functional_gelu_0_forward"]) == [0]
+    assert Chooser(asked).chosen(["Functional_relu_0_forward", "Functional_gelu_0_forward"]) == [0]
     assert asked.capture_options()["only"] in ((), ("relu",), ("Functional.relu",), ("ReLU",))
 
 

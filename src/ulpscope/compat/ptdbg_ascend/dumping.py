@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.capture.session import Capture
-from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Switch
+from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Chooser, Switch
 from ulpscope.config import read_config_file
 from ulpscope.frameworks.torch import npu
-from ulpscope.records import Phase
 from ulpscope.report.table import replacing
 from ulpscope.store.formats.pkl_names import call_name
-from ulpscope.store.formats.ptdbg_writer import Api, append_ptdbg, ptdbg_folder, write_ptdbg
+from ulpscope.store.formats.ptdbg_writer import append_ptdbg, ptdbg_folder, write_ptdbg
 from ulpscope.store.reader import Dump
 
 _log = logging.getLogger(__name__)
@@ -98,17 +97,17 @@ class Dumping:
         )
         self.capture.on_dump = self._write
         self.capture.as_msprobe = True
+        # Without steps, all stretches go into one file; each is a dump of ours, which is gone when it is written.
+        self.capture.counts_on = adds
         self._written: dict[Path, int] = {}
-        # Without steps, stretches go into one file; written anew for each, a long training would never end.
-        self._adds = adds and switch.whole
-        self._earlier: dict[Api, int] = {}
+        self._files: dict[Path, Chooser] = {}
         Dumping.current = self
         atexit.register(self.close)
 
     def pause(self) -> None:
-        """Ends a stretch; its files are written. One that follows is added to them where calls can be counted on."""
+        """Ends a stretch; its files are written. One that follows is added to them."""
         self.capture.stop()
-        if self._adds:
+        if self.capture.counts_on:
             self.capture.step()
 
     def close(self) -> None:
@@ -121,48 +120,34 @@ class Dumping:
             Dumping.current = None
 
     def _write(self, folder: Path, finished: bool) -> None:
-        """Writes the tool's files from ours, each time as a whole; ours go when the step is over."""
-        if self._adds and not finished:
+        """Adds what is new to the tool's files; ours go when the step is over."""
+        if self.capture.counts_on and not finished:
             return
         dump = Dump(folder)
-        if self._written.get(folder) != len(dump) and not self._by_vendor:
-            self._write_files(dump)
+        if not self._by_vendor:
+            self._write_files(dump, self._written.get(folder, 0))
             self._written[folder] = len(dump)
         if finished and dump.ending == "complete":
             shutil.rmtree(folder)
             with contextlib.suppress(OSError):
                 folder.parent.rmdir()
 
-    def _write_files(self, dump: Dump) -> None:
+    def _write_files(self, dump: Dump, first: int) -> None:
         target, switch, told = self._target, self.switch, dump.manifest
         step = told.step if target.steps else None
         folder = ptdbg_folder(target.root, rank=told.rank, step=step, tag=target.tag)
-        if self._earlier:
-            append_ptdbg(
-                dump,
-                folder,
-                mode=switch.mode,
-                arrays=switch.arrays,
-                floats_only=switch.floats_only,
-                earlier=self._earlier,
-            )
+        goes_on = folder in self._files and (first > 0 or self.capture.counts_on)
+        chooser = self._files[folder] if goes_on else Chooser(switch)
+        self._files[folder] = chooser
+        names = [call_name(dump, dump.nth(place).id) for place in range(first, len(dump))]
+        places = [first + at for at in chooser.chosen(names)]
+        what: dict[str, Any] = {"mode": switch.mode, "arrays": switch.arrays, "floats_only": switch.floats_only}
+        if goes_on:
+            append_ptdbg(dump, folder, **what, places=places)
         else:
-            path = write_ptdbg(
-                dump,
-                folder,
-                mode=switch.mode,
-                arrays=switch.arrays,
-                floats_only=switch.floats_only,
-                places=switch.chosen([call_name(dump, call) for call in dump.ids()]),
-            )
+            path = write_ptdbg(dump, folder, **what, places=places)
             if switch.mode in _COMPARED:
                 _write_script(path.absolute(), switch.mode)
-        if self._adds:
-            before = dict(self._earlier)
-            for call in dump.ids():
-                if call.phase is Phase.FORWARD:
-                    api = (call.kind, call.name)
-                    self._earlier[api] = max(self._earlier.get(api, 0), before.get(api, 0) + call.index + 1)
 
 
 def _write_script(path: Path, mode: str) -> None:

@@ -47,11 +47,6 @@ class Switch:
     def arrays(self) -> bool:
         return not self.summary_only and self.mode != "stack"
 
-    @property
-    def whole(self) -> bool:
-        """Whether every forward call is wanted, so that calls can be counted by what was recorded."""
-        return self.mode in ("all", "api_stack") and ("backward" not in self.parts or "forward" in self.parts)
-
     def capture_options(self) -> dict[str, Any]:
         """The same as options of a capture, which may see more than is wanted."""
         options: dict[str, Any] = {
@@ -78,18 +73,33 @@ class Switch:
             )
         return options
 
+
+class Chooser:
+    """Which calls are wanted, told by their names in the order they ran, as many at a time as there are."""
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+        self._inside = self._over = False
+
     def chosen(self, names: Sequence[str]) -> list[int]:
-        """The places of the wanted calls, from the names of all calls in the order they ran."""
-        if self.mode == "api_list":
-            apis = [api.lower() for api in self.api_list]
+        """The places of the wanted ones among the next calls."""
+        switch = self._switch
+        if switch.mode == "api_list":
+            apis = [api.lower() for api in switch.api_list]
             return [at for at, name in enumerate(names) if any(api in name.lower() for api in apis)]
-        if not self.scope or self.mode == "acl":
+        if not switch.scope or switch.mode == "acl":
             return list(range(len(names)))
-        if len(self.scope) == 2 and self.mode in ("range", "stack"):
-            return _span(names, *self.scope)
-        found = [at for at, name in enumerate(names) if any(_is_named(entry, name) for entry in self.scope)]
+        if len(switch.scope) == 2 and switch.mode in ("range", "stack"):
+            return [at for at, name in enumerate(names) if self._in_span(name)]
+        found = [at for at, name in enumerate(names) if any(_is_named(entry, name) for entry in switch.scope)]
         _log.info("The number of matched dump is %d", len(found))
         return found
+
+    def _in_span(self, name: str) -> bool:
+        first, last = self._switch.scope
+        self._inside = not self._over and (self._inside or _is_named(first, name))
+        self._over = self._over or (self._inside and _is_named(last, name))
+        return self._inside
 
 
 def read_switch(
@@ -198,15 +208,3 @@ def _all_or_nothing(names: Iterable[str | None]) -> tuple[str, ...]:
 def _is_named(entry: str, name: str) -> bool:
     """Whether a name begins with an entry: with all of it, so that `Tensor_abs_1` is not `Tensor_abs_10_forward`."""
     return name == entry or name.startswith(f"{entry}_")
-
-
-def _span(names: Sequence[str], first: str, last: str) -> list[int]:
-    found: list[int] = []
-    inside = False
-    for at, name in enumerate(names):
-        inside = inside or _is_named(first, name)
-        if inside:
-            found.append(at)
-            if _is_named(last, name):
-                break
-    return found

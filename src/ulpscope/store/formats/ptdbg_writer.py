@@ -11,8 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,6 @@ from ulpscope.store.formats.pkl_lines import STACK
 from ulpscope.store.formats.pkl_names import call_name, has_place, is_named_by_user, named_values
 from ulpscope.store.reader import Dump
 
-Api = tuple[str, str]
-"""Kind and name of calls."""
 VERSION = "2.0"  # of the manual whose layout this is: `ptdbg_dump_v2.0`
 _UNKNOWN = "Nan"
 _NO_STATISTICS: list[Any] = [[], [], [], _UNKNOWN]
@@ -90,13 +87,13 @@ def append_ptdbg(
     mode: str = "all",
     arrays: bool = True,
     floats_only: bool = False,
-    earlier: Mapping[Api, int] | None = None,
+    places: Sequence[int],
 ) -> None:
-    """Adds the calls of a dump to files that `write_ptdbg` wrote, counted on from the `earlier` calls of each name. Raises DumpError."""
+    """Adds calls of a dump to files that `write_ptdbg` wrote. Raises DumpError."""
     name = "dump" if mode == "all" else f"{mode}_dump"
     try:
-        lines = _Lines(dump, folder / name if arrays and mode != _STACKS_ONLY else None, mode, floats_only, earlier)
-        _write(folder / f"{name}.pkl", lines.rows(range(len(dump))), os.O_APPEND)
+        lines = _Lines(dump, folder / name if arrays and mode != _STACKS_ONLY else None, mode, floats_only)
+        _write(folder / f"{name}.pkl", lines.rows(places), os.O_APPEND)
     except OSError as error:
         raise DumpError(f"cannot write {folder / name}.pkl: {error.strerror}; choose another folder") from error
 
@@ -112,17 +109,9 @@ def _write(path: Path, rows: Iterator[list[Any]], how: int = os.O_CREAT | os.O_E
 class _Lines:
     """The rows of a dump, and its arrays on the way."""
 
-    def __init__(
-        self,
-        dump: Dump,
-        arrays: Path | None,
-        mode: str,
-        floats_only: bool,
-        earlier: Mapping[Api, int] | None = None,
-    ) -> None:
+    def __init__(self, dump: Dump, arrays: Path | None, mode: str, floats_only: bool) -> None:
         self.arrays = arrays
         self.dump_step = 0
-        self._earlier = earlier or {}
         self._dump = dump
         self._stacks = mode in (_STACKS_ONLY, _WITH_STACKS)
         self._values = mode != _STACKS_ONLY
@@ -130,13 +119,11 @@ class _Lines:
         self._first: dict[tuple[Any, ...], str] = {}
 
     def rows(self, places: Sequence[int]) -> Iterator[list[Any]]:
-        ids = self._dump.ids()
         for place in places:
-            if not has_place(ids[place]):
-                continue
             call = self._dump.nth(place)
-            index = call.id.index + self._earlier.get((call.id.kind, call.id.name), 0)
-            name = call_name(self._dump, replace(call.id, index=index))
+            if not has_place(call.id):
+                continue
+            name = call_name(self._dump, call.id)
             if self._values:
                 yield from self._value_rows(call, name)
             if self._stacks and call.stack is not None:
