@@ -215,3 +215,40 @@ def test_the_command_names_the_faulty_function_and_its_line(tmp_path: Path) -> N
     )
     assert (clean.returncode, json.loads(clean.stdout)) == (0, [])
     assert "trained" in clean.stderr
+
+
+def test_one_tensor_given_thrice_has_three_gradients_and_running_statistics_have_none() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8)
+
+    def program() -> None:
+        x = norm(torch.randn(4, 8)).view(1, 4, 8)
+        F.scaled_dot_product_attention(x, x, x, is_causal=True).square().sum().backward()
+
+    for mode in MODES:
+        assert unexplained(rows_of(program, mode=mode, backward=True)) == []
+    judged: list[str] = []
+
+    class Seen(Noise):
+        def judge(self, twice: Any) -> None:
+            judged.append(twice.call.name)
+            super().judge(twice)
+
+    noise = Seen(NoiseConfig(mode="no_change", backward=True), lambda row: None)
+    noise.start()
+    try:
+        program()
+    finally:
+        noise.close()
+    assert {"scaled_dot_product_attention", "batch_norm"} <= set(judged)
+
+
+def test_sums_that_cancel_are_explained_in_any_order() -> None:
+    """The gradient of a bias before a normalisation is 0 but for rounding: a thousand terms that cancel, one by one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8))
+
+    def program() -> None:
+        model(torch.randn(16, 1, 8, 8)).relu().square().sum().backward()
+
+    assert unexplained(rows_of(program, mode="improve_precision", backward=True)) == []

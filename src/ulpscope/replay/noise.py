@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -213,9 +214,14 @@ class Noise:
 
 
 def _inside(twice: Twice) -> Any:
-    """What the call works with before it may cancel: gradients that came in, or the arguments of a call known for it."""
+    """What the call works with before it may cancel: gradients that came in, times what it was given, or the arguments of a
+    call known for it."""
     if twice.backward:
-        return twice.given[0][1]
+        (args, gradients), kwargs = twice.given
+        given = max(
+            (float(leaf.detach().abs().max()) for leaf in float_tensors((args, kwargs)) if leaf.numel()), default=1
+        )
+        return [gradient * given if 1 < given < math.inf else gradient for gradient in gradients]
     return twice.given if twice.call.name in CANCELS else ()
 
 

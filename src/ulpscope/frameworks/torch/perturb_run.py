@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -135,6 +136,8 @@ class Perturber:
     def _repeat_backward(self, waiting: _Waiting, given: dict[Path, Any], came: dict[Path, Any]) -> None:
         paths = [path for path, grad in came.items() if isinstance(grad, Tensor)]
         grads = {path: grad for path, grad in given.items() if isinstance(grad, Tensor)}
+        shares = _shares(waiting.copies, waiting.func, paths)
+        wanted = [path for share in shares for path in share]
 
         def with_gradients(arguments: Arguments) -> Arguments:
             """The gradients that come in are arguments of a backward as well."""
@@ -142,7 +145,7 @@ class Perturber:
 
         def run(arguments: Arguments) -> list[Any]:
             (args, incoming), kwargs = arguments
-            copies = _copies((args, kwargs), leaf_gradients=True)
+            copies, places = _with_leaves((args, kwargs), waiting.func, set(wanted))
             with _drawing(waiting.random), torch.enable_grad():
                 # What a call overwrites must not be a leaf.
                 passed: Arguments = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, copies)
@@ -154,12 +157,13 @@ class Perturber:
                     for path, grad in zip(grads, incoming, strict=True)
                     if path in outputs and outputs[path].requires_grad
                 ]
-                places = dict(_placed(copies, waiting.func))
-                inputs = [places[path] for path in paths]
-                found = torch.autograd.grad(
-                    [output for output, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True
+                inputs = [places[path] for path in wanted]
+                found = iter(
+                    torch.autograd.grad(
+                        [output for output, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True
+                    )
                 )
-            return list(found)
+                return [_sum([next(found) for _ in share]) for share in shares]
 
         with _undisturbed(widening=self._mode in WIDENING):
             changed = PERTURBATIONS[self._mode](waiting.copies)
@@ -203,7 +207,41 @@ def _undisturbed(*, widening: bool) -> Iterator[None]:
         yield
 
 
-def _copies(arguments: Arguments, *, leaf_gradients: bool = False) -> Arguments:
+def _shares(arguments: Arguments, func: Run, paths: list[Path]) -> list[list[Path]]:
+    """For each place whose gradient was told, the places that have a share in it.
+
+    One tensor given twice is told once, with the sum of both gradients, or twice, with one each."""
+    places: dict[int, list[Path]] = {}
+    owner: dict[Path, int] = {}
+    for path, leaf in _placed(arguments, func):
+        owner[path] = id(leaf)
+        if len(path) == 1 and path[0] in (*range(len(arguments[0])), *arguments[1]):
+            places.setdefault(id(leaf), []).append(path)
+    told = Counter(owner[path] for path in paths)
+    return [places.get(owner[path], [path]) if told[owner[path]] == 1 else [path] for path in paths]
+
+
+def _with_leaves(arguments: Arguments, func: Run, wanted: set[Path]) -> tuple[Arguments, dict[Path, Tensor]]:
+    """Copies whose gradients can be asked for at these places, and what stands at each place."""
+    args, kwargs = _copies(arguments)
+    args = tuple(_alone(value, (place,), wanted) for place, value in enumerate(args))
+    kwargs = {key: _alone(value, (key,), wanted) for key, value in kwargs.items()}
+    places = dict(_placed((args, kwargs), func))
+    for path in wanted:
+        places[path].requires_grad_()
+    return (args, kwargs), places
+
+
+def _alone(value: Any, path: Path, wanted: set[Path]) -> Any:
+    return value.clone() if isinstance(value, Tensor) and path in wanted else value
+
+
+def _sum(grads: list[Any]) -> Any:
+    found = [grad for grad in grads if grad is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
+def _copies(arguments: Arguments) -> Arguments:
     """Arguments with memory of their own; one tensor given twice is one copy."""
     made: dict[int, Tensor] = {}
 
@@ -214,8 +252,6 @@ def _copies(arguments: Arguments, *, leaf_gradients: bool = False) -> Arguments:
             return leaf
         if id(leaf) not in made:
             made[id(leaf)] = leaf.detach().clone()
-            if leaf_gradients and leaf.is_floating_point():
-                made[id(leaf)].requires_grad_()
         return made[id(leaf)]
 
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():

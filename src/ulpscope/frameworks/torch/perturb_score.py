@@ -116,9 +116,12 @@ def excesses(
         reason = f"{type(error).__name__}: {error}"[:200]
         return [Excess(None, reason) if each is None else each for each in plain]
     largest = max((_largest(leaf) for leaf in float_tensors(inside)), default=0.0)
+    terms = sum(leaf.numel() for leaf in float_tensors(inside))
     unit = max((UNIT.get(leaf.dtype, 0.0) for leaf in float_tensors((given, found))), default=2.0**-24)
     return [
-        each if each is not None else _excess(left, right, exact[at], moved[at], answers[at], unit, largest)
+        each
+        if each is not None
+        else _excess(left, right, exact[at], moved[at], answers[at] * _in_sequence(terms, left), unit, largest)
         for at, (each, left, right) in enumerate(zip(plain, found, again, strict=True))
     ]
 
@@ -145,6 +148,11 @@ def _excess(found: Tensor, again: Tensor, exact: Any, moved: Any, answer: Any, u
     unknown = (left == right) | (left.isnan() & right.isnan()) | ~allowed.isfinite()
     shares = torch.where(unknown, 0.0, error / allowed.clamp_min(torch.finfo(torch.float64).tiny))
     return Excess(float(shares.nan_to_num(math.inf, math.inf).max()) if shares.numel() else 0.0)
+
+
+def _in_sequence(terms: int, result: Tensor) -> float:
+    """By how much more a sum answers that is taken one term after the other: its partial sums are rounded too."""
+    return max(1.0, math.sqrt(terms / max(1, result.numel())) / 4)
 
 
 def _answers(run: Callable[[Arguments], list[Any]], wide: Arguments, exact: list[Any]) -> list[Any]:
