@@ -1,7 +1,8 @@
 """msprobe's online pre-check: `task: tensor` with `online_run_ut` sends, `run_ut` with `is_online` checks.
 
 Both ends are given the same nfs_path, or the same host and port; nfs_path wins. What was recorded on the device is judged
-beside higher precision on the CPU of the checking machine, so that machine needs no device of its own.
+beside higher precision on the CPU of the checking machine. Where that machine has a device of its own, every call is run on
+it too, and both are put beside each other as `api_precision_compare` does: an error counts by its ratio to the benchmark's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.msprobe.precheck_files import ResultFiles
+from ulpscope.compat.msprobe.precheck_files import ResultFiles, compare_details
 from ulpscope.errors import ConfigError, UlpscopeError
 from ulpscope.replay import wire
 from ulpscope.replay.online import (
@@ -62,10 +63,17 @@ def _channel(options: Mapping[str, Any]) -> Channel:
     return TcpChannel(host, port, secret_for(host, tls=tls is not None), context)
 
 
-def check_online(config: Mapping[str, Any], plan: Any, out: Path, stamp: str) -> None:
-    """The checking end, from the section `run_ut`: results of each rank in files of their own, until all ranks are over."""
+def check_online(
+    config: Mapping[str, Any], plan: Any, out: Path, stamp: str, *, benchmark: tuple[str, Any] | None = None
+) -> None:
+    """The checking end, from the section `run_ut`: results of each rank in files of their own, until all ranks are over.
+
+    `benchmark` is the kind of this machine's device and the plan for it."""
     ranks = frozenset(config.get("rank_list") or (0,))
     files = {rank: ResultFiles.new(out, f"{stamp}_rank{rank}") for rank in sorted(ranks)}
+    beside: dict[int, ResultFiles] = {}
+    if benchmark is not None:
+        beside = {rank: ResultFiles.new(out, f"{stamp}_rank{rank}_{benchmark[0]}") for rank in sorted(ranks)}
     with (
         tempfile.TemporaryDirectory(prefix="ulpscope-online-") as scratch,
         _receiver(config, ranks, scratch) as receiver,
@@ -73,8 +81,13 @@ def check_online(config: Mapping[str, Any], plan: Any, out: Path, stamp: str) ->
         for received in receiver.dumps():
             try:
                 _check(received, plan, files[received.rank])
+                if benchmark is not None:
+                    _check(received, benchmark[1], beside[received.rank])
             except UlpscopeError as error:
                 _log.error("step %d of rank %d is not checked: %s", received.step, received.rank, error)
+    for rank, other in beside.items():
+        result, _ = compare_details(files[rank].details, other.details, out, f"{stamp}_rank{rank}")
+        _log.info("Both devices beside each other are in %s", result)
 
 
 def _check(received: Received, plan: Any, files: ResultFiles) -> None:

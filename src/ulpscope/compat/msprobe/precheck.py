@@ -75,9 +75,12 @@ def _run(asked: argparse.Namespace) -> None:
     white, black = (frozenset(config.get(key, ())) for key in ("white_list", "black_list"))
     check_names({"white_list": white, "black_list": black})
     if config.get("is_online"):
-        runner = ApiRunner(whole=False, recorded=True, only_recorded=True)
-        plan = Plan(runner, Choice(white, black, asked.filter_api), Rule.MSPROBE)
-        return check_online(config, plan, Path(asked.out_path), timestamp())
+        choice, kind = Choice(white, black, asked.filter_api), default_device()
+        plan = Plan(ApiRunner(whole=False, recorded=True, only_recorded=True), choice, Rule.MSPROBE)
+        own = (
+            None if kind == "cpu" else (kind, Plan(ApiRunner(kind, whole=False, real_only=True), choice, Rule.MSPROBE))
+        )
+        return check_online(config, plan, Path(asked.out_path), timestamp(), benchmark=own)
     if asked.api_info_file is None:
         raise ConfigError(["-api_info is missing: give dump.json, or is_online in the file of -config"])
     source = Path(asked.api_info_file)

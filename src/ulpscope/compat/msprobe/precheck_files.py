@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -115,15 +116,15 @@ def compare_details(npu: Path, gpu: Path, folder: Path, stamp: str) -> tuple[Pat
     """api_precision_compare: both details beside each other. Returns the files of results and of details."""
     target, benchmark = _by_name(npu), _by_name(gpu)
     details: list[Line] = []
-    calls: dict[str, dict[str, list[Status]]] = {}
-    for name, line in target.items():
-        status, cells = _compared(name, line, benchmark.get(name))
+    calls: dict[tuple[str, int], dict[str, list[Status]]] = {}
+    for (name, turn), line in target.items():
+        status, cells = _compared(name, line, benchmark.get((name, turn)))
         details.append(cells)
         phase = "backward" if ".backward." in name else "forward"
-        calls.setdefault(_api_of(name), {}).setdefault(phase, []).append(status)
+        calls.setdefault((_api_of(name), turn), {}).setdefault(phase, []).append(status)
     results = [
         [name, *(worst(found[phase]).value if phase in found else _BLANK for phase in ("forward", "backward")), ""]
-        for name, found in calls.items()
+        for (name, _), found in calls.items()
     ]
     paths = folder / f"{COMPARED}{stamp}.csv", folder / f"{COMPARED_DETAILS}{stamp}.csv"
     try:
@@ -203,9 +204,15 @@ def _measures(line: Line) -> Measures:
     return Measures(**numbers)
 
 
-def _by_name(path: Path) -> dict[str, Line]:
-    lines = read_lines(path, DETAIL_COLUMNS)
-    return {line[0]: line for line in lines if len(line) == len(DETAIL_COLUMNS)}
+def _by_name(path: Path) -> dict[tuple[str, int], Line]:
+    """By name and turn: an online check sees the same call in every step."""
+    turns: Counter[str] = Counter()
+    found: dict[tuple[str, int], Line] = {}
+    for line in read_lines(path, DETAIL_COLUMNS):
+        if len(line) == len(DETAIL_COLUMNS):
+            found[line[0], turns[line[0]]] = line
+            turns[line[0]] += 1
+    return found
 
 
 def _api_of(name: str) -> str:

@@ -5,6 +5,7 @@ What comes out is numpy, for `replay.standards` to judge. Nothing is judged here
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ _NOT_RUN = {name: reason for reason, names in _LISTED.items() for name in names.
 _NOT_RAISED = frozenset(
     ["type_as", "to", "type", "half", "bfloat16", "float", "double", "int", "long", "short", "char", "byte", "bool"]
 ) | {"nextafter", "nextafter_", "frexp", "ldexp"}
+_SIGNS = {"above": 1.0, "below": -1.0}
 _MUTATES_ALONE = frozenset({"__setitem__"})
 NO_GRADIENT = "Bench output is None, skip this test."
 
@@ -80,13 +82,15 @@ class ApiRunner:
     """Runs calls again. `device` is under test; with `whole`, the reference is float64, else one precision up.
 
     With `recorded`, what the dump holds is the target where it holds it, and nothing runs on a device; with `only_recorded`
-    as well, nothing else is: the calls of another machine's device say nothing about the device of this one."""
+    as well, nothing else is: the calls of another machine's device say nothing about the device of this one. With
+    `real_only`, inputs are never made up from statistics."""
 
     device: str = "cpu"
     seed: int = 1234
     whole: bool = True
     recorded: bool = False
     only_recorded: bool = False
+    real_only: bool = False
     keep: bool = False
 
     def run(self, forward: CallRecord, backward: CallRecord | None, bits: Bits) -> ApiRun:
@@ -122,7 +126,7 @@ class _Call:
             raise UnrunnableError(_NOT_RUN[plain])
         if forward.error is not None:
             raise UnrunnableError(f"it raised when it was recorded: {forward.error}")
-        self.data = Data(call_text(forward.id), bits, runner.seed, real_only=runner.only_recorded)
+        self.data = Data(call_text(forward.id), bits, runner.seed, real_only=runner.only_recorded or runner.real_only)
         self.bits = bits
         inputs = [value for value in forward.values if value.slot.role is Role.INPUT]
         self.recorded = {value.slot.path: value for value in forward.values if value.slot.role is Role.OUTPUT}
@@ -175,18 +179,27 @@ class _Call:
             return (lambda tensor: tensor.to(device)), device
         if way == "reference":
             return self._raised, torch.device("cpu")
-        sign = 1.0 if way == "above" else -1.0
         generator = torch.Generator().manual_seed(self.runner.seed)
 
         def moved(tensor: Tensor) -> Tensor:
-            unit = round_off(str(tensor.dtype))
             wide = self._raised(tensor)
-            if not unit or not wide.is_floating_point():
-                return wide
-            steps = torch.rand(wide.shape, generator=generator, dtype=torch.float64).sub_(0.5).sign_()
-            return (wide.double() * (1 + sign * unit * steps)).to(wide.dtype)
+            return _moved(wide, _SIGNS[way] * round_off(str(tensor.dtype)), generator)
 
         return moved, torch.device("cpu")
+
+    def _saving(self, way: str) -> contextlib.AbstractContextManager[Any]:
+        """A device keeps the results that its backward needs in their own dtype, rounded; where inputs move, these do too."""
+        if way not in _SIGNS or self.backward is None:
+            return contextlib.nullcontext()
+        generator = torch.Generator().manual_seed(self.runner.seed + 1)
+        shapes = {value.shape for value in self.recorded.values()}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tuple(tensor.shape) not in shapes:
+                return tensor
+            return _moved(tensor.detach(), _SIGNS[way] * self.unit, generator)
+
+        return torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
 
     def _raised(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.raising.get(tensor.dtype, tensor.dtype)).clone()
@@ -209,7 +222,7 @@ class _Call:
             args = tuple(self._raised_dtype(item) for item in args)
             kwargs = {key: self._raised_dtype(item) for key, item in kwargs.items()}
         torch.manual_seed(self.runner.seed)
-        with torch.set_grad_enabled(self.backward is not None):
+        with torch.set_grad_enabled(self.backward is not None), self._saving(way):
             result = self.function(*args, **kwargs)
         found = _outputs(result, (args, kwargs), self.name), sources
         self._runs[way] = found
@@ -345,6 +358,14 @@ class _Call:
             change = change[torch.isfinite(change)]
             largest = max(largest, float(change.max()) if change.numel() else 0.0)
         return largest
+
+
+def _moved(tensor: Tensor, unit: float, generator: torch.Generator) -> Tensor:
+    """Every element moved by a unit, up or down by chance."""
+    if not unit or not tensor.is_floating_point():
+        return tensor
+    steps = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).sub_(0.5).sign_()
+    return (tensor.double() * (1 + unit * steps)).to(tensor.dtype)
 
 
 def _outputs(result: Any, given: Arguments, name: str) -> list[tuple[Path, Tensor]]:
