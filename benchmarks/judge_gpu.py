@@ -41,11 +41,11 @@ def scaled(found: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
 
 
 def short(found: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
-    """A block of 64 by 64 that lost the last eighth of its terms."""
+    """A block of 64 by 64 that lost the first eighth of its terms."""
     a, b = args[-2][..., :64, :], args[-1][..., :64]
-    kept = a.shape[-1] - max(1, a.shape[-1] // 8)
+    lost = max(1, a.shape[-1] // 8)
     changed = found.clone()
-    changed[..., :64, :64] = (a[..., :kept].double() @ b[..., :kept, :].double()).to(found.dtype)
+    changed[..., :64, :64] = (a[..., lost:].double() @ b[..., lost:, :].double()).to(found.dtype)
     return changed
 
 

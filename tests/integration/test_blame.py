@@ -391,6 +391,39 @@ def test_the_command_line_names_the_call_and_exits_with_1(tmp_path: Path) -> Non
     assert "program.py" in text.stdout
 
 
+@pytest.mark.parametrize(
+    ("level", "op"), [("op", "Functional.relu"), ("kernel", "Functional.relu"), ("module", "Module.1.ReLU")]
+)
+def test_statistics_tell_whose_inputs_agree_and_whose_output_does_not(tmp_path: Path, level: str, op: str) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    for run, *more in (("good",), ("same",), ("bad", "bad")):
+        command = (sys.executable, "program.py", *more)
+        assert ulp("capture", "--level", level, "-o", run, "--", *command, cwd=tmp_path).returncode == 0
+    same = ulp("blame", "good", "same", cwd=tmp_path)
+    assert (same.returncode, "nothing is wrong" in same.stdout) == (0, True), same.stdout + same.stderr
+    bad = ulp("blame", "good", "bad", "--format", "json", cwd=tmp_path)
+    assert bad.returncode == 1, bad.stderr
+    found = json.loads(bad.stdout)
+    first = found["first"]
+    assert (found["by"], first["op"], first["module"], first["evidence"]["by"]) == ("statistics", op, "1", "sketch")
+    assert (first["evidence"]["input_error"], first["evidence"]["output_error"] > 0.5) == (0.0, True)
+    text = ulp("blame", "good", "bad", cwd=tmp_path).stdout
+    assert "nothing was run again" in text
+    assert "its inputs agree, its output does not" in text
+    one = ulp("blame", "bad", cwd=tmp_path)
+    assert (one.returncode, "statistics of one run say no more" in one.stdout.replace("\n", " ")) == (3, True)
+
+
+def test_a_ledger_beside_statistics_is_refused_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    command = (sys.executable, "program.py")
+    assert ulp("capture", "-o", "statistics", "--", *command, cwd=tmp_path).returncode == 0
+    assert ulp("blame", "-o", "ledger", "--", *command, cwd=tmp_path).returncode == 0
+    mixed = ulp("blame", "statistics", "ledger", cwd=tmp_path)
+    assert mixed.returncode == 3
+    assert "--level kernel --tensors" in mixed.stderr
+
+
 def test_what_cannot_be_read_and_what_cannot_be_meant_have_their_exit_codes(tmp_path: Path) -> None:
     assert ulp("blame", "nowhere", cwd=tmp_path).returncode == 3
     assert ulp("blame", cwd=tmp_path).returncode == 2

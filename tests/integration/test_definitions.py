@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ulpscope.analyze.ledger import judge
 from ulpscope.frameworks.torch.replay_definitions import DEFINITIONS
 from ulpscope.frameworks.torch.replay_measure import measures
 from ulpscope.frameworks.torch.replay_reference import outputs, plan_of
+from ulpscope.store.ledger import row_of
 
 aten = torch.ops.aten
 
@@ -106,3 +108,21 @@ def test_the_backward_of_attention_takes_what_the_forward_had_rounded() -> None:
     found = outputs(plan, args, {}, kernel(*args))
     assert max(measure["rms"] for measure in measures(plan, args, {}, found)) < 1.5
     assert measures(plan, args, {}, [*found[:2], found[2] * 1.05])[2]["rms"] > 1.5
+
+
+@pytest.mark.parametrize(("beta2", "named"), [(float(torch.tensor(0.999, dtype=torch.float32)), False), (0.9991, True)])
+def test_a_beta_that_is_rounded_first_is_no_fault_and_another_one_is(beta2: float, named: bool) -> None:
+    # 1 - 0.999 of the rounded number is off by 216 units of float32, the same for all elements.
+    options = {"lr": 0.1, "beta1": 0.9, "weight_decay": 0.2, "eps": 1e-3, "amsgrad": False, "maximize": False}
+    lists = [[item.float() for item in each] for each in ([numbers(40, 30, seed=at)] for at in range(4))]
+    lists[3] = [torch.zeros(40, 30)]
+    steps = [torch.tensor(1.0)]
+    before = [[item.clone() for item in each] for each in lists]
+    kernel = aten._fused_adamw_.default
+    kernel(*lists, [], steps, **options, beta2=beta2)
+    plan = plan_of(kernel)
+    args, kwargs = (*before, [], steps), {**options, "beta2": 0.999}
+    found = measures(plan, args, kwargs, outputs(plan, (*lists, [], steps), kwargs, None))
+    row = {"seq": 0, "step": 0, "rank": 0, "phase": "optimizer", "op": plan.op, "dtypes": "", "index": 0}
+    judgement = judge([row_of({**row, "kind": plan.kind, "measures": found})])
+    assert (judgement.first is not None) is named

@@ -53,6 +53,21 @@ _UNEVEN = frozenset(
 )
 # Calls that make or overwrite memory without computing: what their output holds before that is not a result.
 _MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})
+# Calls that write their first argument without reading it.
+_FILLS = frozenset(
+    {
+        "zero_",
+        "fill_",
+        "copy_",
+        "uniform_",
+        "normal_",
+        "random_",
+        "bernoulli_",
+        "exponential_",
+        "log_normal_",
+        "cauchy_",
+    }
+)
 
 
 class Status(enum.Enum):
@@ -147,12 +162,12 @@ class Search:
     def see(self, comparison: CallComparison) -> Status:
         """Counts a call and says what it is."""
         found = self.found
+        ins, outs = _parted(comparison)
         found.calls += 1
-        found.values += len(comparison.values)
-        for each in comparison.values:
+        found.values += len(ins) + len(outs)
+        for each in (*ins, *outs):
             found.levels[each.verdict.level] += 1
             found.evidence[each.evidence] += 1
-        ins, outs = _parted(comparison)
         finding = self._status(comparison, ins, outs)
         found.statuses[finding.status] += 1
         self._note(comparison, finding)
@@ -208,8 +223,6 @@ class Search:
             return self._communication(comparison)
         if match.reference is None or match.target is None:
             return self._finding(Status.UNMATCHED, comparison, None, None, 0.0, match.why)
-        if call.name in _MEMORY:
-            outs = []
         if call.phase is Phase.PARAMETERS_GRAD or is_inside(match.target, self._communication_seq):
             return self._passed_on(comparison, outs)
         changed = _changed(ins)
@@ -409,14 +422,18 @@ def _most(values: Sequence[Comparison]) -> float | None:
 
 
 def _parted(comparison: CallComparison) -> tuple[list[Comparison], list[Comparison]]:
-    """What went into a call, and what came out."""
-    if comparison.match.call.id.phase is Phase.PARAMETERS_GRAD:
+    """What went into a call, and what came out; memory that nobody has written yet is neither."""
+    call = comparison.match.call.id
+    if call.phase is Phase.PARAMETERS_GRAD:
         return [], list(comparison.values)
     ins: list[Comparison] = []
     outs: list[Comparison] = []
     for each in comparison.values:
         (outs if each.slot.role is Role.OUTPUT else ins).append(each)
-    return ins, outs
+    name = call.name.partition(".")[0]  # of a kernel, without its overload
+    if name in _FILLS:
+        ins = [each for each in ins if each.slot.path != (0,)]
+    return ins, [] if name in _MEMORY else outs
 
 
 def _marks(value: Value) -> tuple[object, ...]:

@@ -27,6 +27,7 @@ _SMALL = 0.05
 _NOTABLE = 0.45
 _OUTLIER = 1.5
 _MANY = 256
+REPLAY, STATISTICS = "replay", "statistics"  # what a judgement rests on
 
 
 class Verdict(enum.Enum):
@@ -41,8 +42,22 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Two runs of a call from outside: relative errors of what went in and came out, and what is believable; None: unknown.
+
+    `by` is what tells them: elements, sketch, statistics or checksum."""
+
+    by: str
+    input_error: float | None
+    output_error: float | None
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """A call that is not explained by rounding. `excess` is how many times it is above its limit."""
+    """A call that is not explained by rounding. `excess` is how many times it is above its limit.
+
+    A replayed call has a measure, one that was only compared has what was seen of it."""
 
     row: Row
     verdict: Verdict
@@ -50,6 +65,7 @@ class Finding:
     excess: float
     measure: Measure | None = None
     limit: Limit | None = None
+    seen: Seen | None = None
 
     @property
     def sure(self) -> bool:
@@ -58,13 +74,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """All findings in the order of execution, the one to look at, and how many rows got which verdict."""
+    """All findings in the order of execution, the one to look at, and how many rows got which verdict.
+
+    `doubt` is what can be said where no call is named and "nothing is wrong" would be too much."""
 
     first: Finding | None
     findings: tuple[Finding, ...]
     counts: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
     compared: bool = False
+    by: str = REPLAY
+    doubt: str = ""
 
 
 def judge(target: Sequence[Row], reference: Sequence[Row] | None = None) -> Judgement:
@@ -186,6 +206,9 @@ def _weigh_measure(row: Row, measure: Measure, other: Measure | None, peers: _Pe
     if measure.overflowed and not (other is not None and other.overflowed):
         why = f"{measure.overflowed} values are beyond what {measure.dtype} can hold"
         return Finding(row, Verdict.INTRODUCED, why, 1.5, measure)
+    made = _made(row, measure)
+    if made and not (other is not None and _made(row, other)):
+        return Finding(row, Verdict.INTRODUCED, made, math.inf, measure)
     bound = _bound(row, measure, other)
     unit = f"units of {measure.dtype} rounding"
     ratios = [
@@ -198,6 +221,21 @@ def _weigh_measure(row: Row, measure: Measure, other: Measure | None, peers: _Pe
     if excess <= 1:
         excess, why = _unlike_its_peers(row, measure, other, peers)
     return Finding(row, Verdict.INTRODUCED, why, excess, measure, bound) if excess > 1 else None
+
+
+def _made(row: Row, measure: Measure) -> str:
+    """What a call made of numbers that is none, where the higher precision makes it too: the producer, if not at fault.
+
+    A forward may make Inf on purpose, as logarithms of masks do; gradients and updates may not.
+    """
+    again = row.kind != STATISTICS
+    if measure.undefined:
+        why = ": in float64 too, its inputs are beyond its domain" if again else ""
+        return f"{measure.undefined} values are NaN, made from numbers{why}"
+    if measure.infinite and (row.phase != "forward" or not again):
+        why = ": in float64 too, its inputs have a pole" if again else ""
+        return f"{measure.infinite} values are infinite, made from numbers{why}"
+    return ""
 
 
 def _bound(row: Row, measure: Measure, other: Measure | None) -> Limit:
@@ -247,7 +285,7 @@ def _bias(measure: Measure, bound: Limit, other: Measure | None) -> tuple[float,
     if abs(measure.up) > abs(measure.toward):
         direction = "upward" if measure.up > 0 else "downward"
     why = f"all results lean {direction} by {size:.2g} units of {measure.dtype} rounding; rounding leans nowhere"
-    return size / max(bound.bias, noise, 1e-9), why
+    return size / max(bound.bias, noise, 2 * measure.leans, 1e-9), why
 
 
 # --- collectives --------------------------------------------------------------------------------------------------

@@ -30,12 +30,14 @@ def pattern(measure: Measure) -> Pattern:
     """What the error of one result looks like."""
     profile = measure.profile
     leaning = _leaning(measure)
+    count = measure.lost or measure.undefined or measure.infinite
+    if count:
+        where = f", one at {profile['worst_at']}" if profile is not None and measure.lost else ""
+        return Pattern("not finite", f"{count} elements are not finite{where}")
     if profile is None:
         return leaning or Pattern("uniform", "spread evenly, below what single elements show")
     dims: list[dict[str, Any]] = profile["dims"]
     share = profile["share"]
-    if measure.lost:
-        return Pattern("not finite", f"{measure.lost} elements are not finite, one at {profile['worst_at']}")
     if profile.get("clipped", 0) >= _CLIPPED:
         return Pattern("saturation", f"{profile['clipped']} elements stand at the same largest value")
     whole = all(dim["bad"] >= _ALL * dim["length"] for dim in dims)

@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
-from ulpscope.analyze.ledger import judge
+from ulpscope.analyze.divergence import Finding
+from ulpscope.analyze.ledger import REPLAY, Judgement, judge
+from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
+from ulpscope.cli.compare import compared
 from ulpscope.cli.launch import WithCommand, launch
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
-from ulpscope.report.blame import blame_json, blame_lines, next_commands
+from ulpscope.report.blame import blame_json, blame_lines, counted, next_commands
+from ulpscope.report.outcome import Answer
+from ulpscope.report.panel import verdict_line
 from ulpscope.store.layout import find_places
 from ulpscope.store.ledger import Row, find_ledgers, read_ledger
+from ulpscope.store.places import is_replayable
+from ulpscope.store.reader import Dump, open_dump, open_run
 
 _NOTHING = 4
 
@@ -45,9 +53,11 @@ def blame(
     ulpscope blame -- python train.py            this run, judged by itself
     ulpscope blame -o runs/a -- python train.py  the same, and the ledger is kept
     ulpscope blame runs/a -- python train.py     a new run beside an earlier one
-    ulpscope blame runs/a runs/b                 two ledgers
+    ulpscope blame runs/a runs/b                 two ledgers, or two dumps
 
-    A ledger holds a line for every kernel call and no tensors. Exit code: 0 nothing is wrong, 1 a culprit is named.
+    A ledger holds a line for every kernel call and no tensors. Dumps of kernels with tensors are run again; of statistics
+    it is told who had inputs that agree and an output that does not. Exit code: 0 nothing is wrong, 1 a culprit is named,
+    3 unreadable or not enough to tell, 4 nothing to judge.
     """
     command: list[str] | None = ctx.meta.get("command")
     if command is not None and not command:
@@ -56,26 +66,82 @@ def blame(
         raise click.UsageError(
             "blame needs a command behind --, a run, or two runs: the reference, then the target", ctx
         )
+    if command is None and all(_is_unreplayable(Path(run)) for run in runs):
+        judged = _from_statistics(runs)
+    else:
+        judged = _from_replay(runs, command, output, from_start)
+    judgement = judged.judgement
+    if not judged.calls:
+        click.echo("ulpscope: nothing to judge: no kernel call was seen", err=True)
+        sys.exit(_NOTHING)
+    names = [*runs, *([" ".join(command)] if command else [])]
+    after = next_commands(judgement, judged.where)
+    if not quiet:
+        again = judgement.compared and judgement.by == REPLAY
+        shares = _attribution(Path(runs[0]), judged.where) if again else None
+        if form == "json":
+            _print_json(blame_json(judgement, runs=names, next_commands=after, attribution=shares))
+        else:
+            size = f"{judged.calls} calls, {counted(judged.steps, 'step')}, {counted(judged.ranks, 'rank')}"
+            lines = blame_lines(judgement, runs=names, size=size, next_commands=after, attribution=shares)
+            click.echo("\n".join(lines))
+    sys.exit(0 if exit_zero else judged.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A judgement, how much it is of, where the target lies, and the exit code."""
+
+    judgement: Judgement
+    where: Path
+    calls: int
+    steps: int
+    ranks: int
+    exit_code: int
+
+
+def _of(judgement: Judgement, rows: list[Row], where: Path) -> _Judged:
+    steps, ranks = {row.step for row in rows}, {row.rank for row in rows}
+    code = 1 if judgement.first is not None else 3 if judgement.doubt else 0
+    return _Judged(judgement, where, len(rows), len(steps), len(ranks), code)
+
+
+def _from_replay(runs: tuple[str, ...], command: list[str] | None, output: str | None, from_start: bool) -> _Judged:
     reference = _read(Path(runs[0])) if (len(runs) == 2 or (command and runs)) else None
     if command is None:
         where, target = Path(runs[-1]), _read(Path(runs[-1]))
     else:
         where, target = _live(command, output, from_start)
-    if not target:
-        click.echo("ulpscope: nothing to judge: no kernel call was seen", err=True)
-        sys.exit(_NOTHING)
-    judgement = judge(target, reference)
-    names = [runs[0]] if reference is not None else []
-    names.append(runs[-1] if command is None else " ".join(command))
-    after = next_commands(judgement, where)
-    if not quiet:
-        shares = _attribution(Path(runs[0]), where) if reference is not None else None
-        if form == "json":
-            _print_json(blame_json(judgement, runs=names, next_commands=after, attribution=shares))
-        else:
-            lines = blame_lines(judgement, runs=names, rows=target, next_commands=after, attribution=shares)
-            click.echo("\n".join(lines))
-    sys.exit(1 if judgement.first is not None and not exit_zero else 0)
+    return _of(judge(target, reference), target, where)
+
+
+def _is_unreplayable(run: Path) -> bool:
+    """A dump whose calls cannot be run again."""
+    if not run.exists() or find_ledgers(run) or not find_places(run):
+        return False
+    return not any(is_replayable(dump) for dump in open_run(run))
+
+
+def _from_statistics(runs: tuple[str, ...]) -> _Judged:
+    where = Path(runs[-1])
+    if len(runs) == 1:
+        return _of(*judged_alone(open_run(where)), where)
+    outcome, _ = compared(*runs)
+    dumps: dict[tuple[int, int], Dump] = {}
+
+    def row(finding: Finding) -> Row:
+        place = finding.step, finding.rank
+        if place not in dumps:
+            dumps[place] = open_dump(where, step=finding.step, rank=finding.rank)
+        return call_row(dumps[place], finding.comparison.match.call)
+
+    answer = outcome.answer
+    doubt = "" if answer is Answer.AGREES else verdict_line(outcome)[2:]
+    divergences = [unit.divergence for unit in outcome.units]
+    judgement = judged_beside(outcome.origin, divergences, row, doubt)
+    steps, ranks = {each.step for each in divergences}, {each.rank for each in divergences}
+    matched = 0 if answer is Answer.NOTHING else outcome.calls
+    return _Judged(judgement, where, matched, len(steps), len(ranks), answer.exit_code)
 
 
 def _attribution(reference: Path, target: Path) -> Attribution | None:

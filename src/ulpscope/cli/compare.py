@@ -65,7 +65,7 @@ def compare(reference: str, target: str, exit_zero: bool, quiet: bool, form: str
     REFERENCE and TARGET are runs or any folder or file in one, of ulpscope or of msprobe. Exit code: 0 they agree, 1 they differ,
     3 something could not be read, 4 there is nothing to compare.
     """
-    outcome, folder = _compared(reference, target, quiet=quiet, **flags)
+    outcome, folder = compared(reference, target, quiet=quiet, **flags)
     advice = _advice(outcome)
     document = outcome_json(outcome, advice)
     written = _write(folder, document)
@@ -74,20 +74,21 @@ def compare(reference: str, target: str, exit_zero: bool, quiet: bool, form: str
     sys.exit(0 if exit_zero else outcome.answer.exit_code)
 
 
-def _compared(
+def compared(
     reference: str,
     target: str,
     *,
-    quiet: bool,
-    output: str | None,
-    tables: str | None,
-    step: int | None,
-    rank: int | None,
-    align: str,
-    mapping: str | None,
-    no_elements: bool,
-    jobs: int,
+    quiet: bool = True,
+    output: str | None = None,
+    tables: str | None = None,
+    step: int | None = None,
+    rank: int | None = None,
+    align: str = Align.PLACE.value,
+    mapping: str | None = None,
+    no_elements: bool = False,
+    jobs: int = 0,
 ) -> tuple[Outcome, Path]:
+    """What two runs came to, and the folder for what is written about them."""
     runs = pair_runs(reference, target, step=step, rank=rank)
     folder = Path(output) if output else _beside(Path(reference), Path(target))
     jobs = jobs or os.cpu_count() or 1

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import linecache
 import math
+import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ulpscope.analyze.attribution import Attribution
-from ulpscope.analyze.ledger import Finding, Judgement, Verdict
+from ulpscope.analyze.ledger import REPLAY, STATISTICS, Finding, Judgement, Seen, Verdict
 from ulpscope.analyze.pattern import pattern
 from ulpscope.report.attribution import attribution_json, attribution_lines
-from ulpscope.store.ledger import Measure, Row
+from ulpscope.report.outcome_json import plain
+from ulpscope.store.ledger import Measure
 
 SCHEMA = 1
 _MOST = 10
 _KINDS = {"aten": "Aten", "npu": "NPU"}
 _ORDER = [verdict.value for verdict in Verdict]
+_HOW = {
+    (REPLAY, False): "each beside its own replay in float64",
+    (REPLAY, True): "each beside the reference and its own replay",
+    (STATISTICS, False): "by their statistics: nothing was run again",
+    (STATISTICS, True): "by their statistics beside the reference's: nothing was run again",
+}
 
 
 def blame_json(
@@ -31,7 +40,8 @@ def blame_json(
     first = judgement.first
     return {
         "schema": SCHEMA,
-        "verdict": "nothing is wrong" if first is None else first.verdict.value,
+        "verdict": first.verdict.value if first is not None else judgement.doubt or "nothing is wrong",
+        "by": judgement.by,
         "first": None if first is None else _finding_json(first),
         "suspects": [_finding_json(finding) for finding in judgement.findings[:_MOST]],
         "suspect_count": len(judgement.findings),
@@ -59,8 +69,14 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
         "step": row.step,
         "rank": row.rank,
         "source": None if row.source is None else {"file": row.source[0], "line": row.source[1], "in": row.source[2]},
-        "evidence": None if finding.measure is None else _measure_json(finding),
+        "evidence": _evidence_json(finding),
     }
+
+
+def _evidence_json(finding: Finding) -> dict[str, Any] | None:
+    if finding.seen is not None:
+        return {name: plain(value) for name, value in asdict(finding.seen).items()}
+    return None if finding.measure is None else _measure_json(finding)
 
 
 def _measure_json(finding: Finding) -> dict[str, Any]:
@@ -68,6 +84,7 @@ def _measure_json(finding: Finding) -> dict[str, Any]:
     assert measure is not None
     shape = pattern(measure)
     return {
+        "by": REPLAY,
         "output": measure.place,
         "dtype": measure.dtype,
         "shape": list(measure.shape),
@@ -87,21 +104,15 @@ def blame_lines(
     judgement: Judgement,
     *,
     runs: Sequence[str],
-    rows: Sequence[Row],
+    size: str,
     next_commands: Sequence[str],
     attribution: Attribution | None = None,
 ) -> list[str]:
     """About thirty lines: the answer, the argument, the counts, the next command."""
-    steps, ranks = len({row.step for row in rows}), len({row.rank for row in rows})
-    how = "beside the reference and its own replay" if judgement.compared else "beside its own replay in float64"
-    lines = [
-        f"{' -> '.join(runs)}",
-        f"{len(rows)} kernel calls, {_counted(steps, 'step')}, {_counted(ranks, 'rank')}, each {how}",
-        "",
-    ]
+    lines = [f"{' -> '.join(runs)}", f"{size}, {_HOW[judgement.by, judgement.compared]}", ""]
     first = judgement.first
     if first is None:
-        lines += ["nothing is wrong: rounding explains every call"]
+        lines += textwrap.wrap(judgement.doubt or "nothing is wrong: rounding explains every call", 120)
     else:
         lines += _panel(first)
         lines += _others(judgement, first)
@@ -117,7 +128,8 @@ def blame_lines(
     return lines
 
 
-def _counted(count: int, word: str) -> str:
+def counted(count: int, word: str) -> str:
+    """`1 step`, `2 steps`."""
     return f"{count} {word}{'s'[: count != 1]}"
 
 
@@ -127,13 +139,15 @@ def _panel(first: Finding) -> list[str]:
     head = "told differently at" if first.verdict is Verdict.TOLD else "introduced by"
     lines = [
         f"{head} {place}" + (f", {row.api}" if row.api else ""),
-        f"  kernel    {row.op} number {row.index} with {row.dtypes or 'no floats'}",
+        f"  {'call      ' if row.op == row.api.rsplit('.', 2)[0] else 'kernel    '}{row.op} number {row.index} with {row.dtypes or 'no floats'}",
         f"  when      {row.phase}, step {row.step}, rank {row.rank}"
         + (f", parameter {row.param}" if row.param else ""),
         f"  why       {first.why}",
     ]
-    if first.verdict is Verdict.INTRODUCED:
+    if first.verdict is Verdict.INTRODUCED and row.kind != STATISTICS:
         lines.append("            its inputs are taken as they were: this is not inherited")
+    if first.seen is not None:
+        lines += _sides(first.seen)
     if first.measure is not None:
         lines += _evidence(first.measure, first)
     if row.source is not None:
@@ -143,6 +157,15 @@ def _panel(first: Finding) -> list[str]:
         if text:
             lines.append(f"            {text[:100]}")
     return lines
+
+
+def _sides(seen: Seen) -> list[str]:
+    """What went in and came out, against the reference."""
+    into, out = ("unknown" if error is None else f"{error:.2g}" for error in (seen.input_error, seen.output_error))
+    return [
+        f"  inputs    relative error {into}, by {seen.by}",
+        f"  output    relative error {out}, at most {seen.expected:.2g} to be expected",
+    ]
 
 
 def _evidence(measure: Measure, finding: Finding) -> list[str]:
@@ -164,7 +187,7 @@ def _others(judgement: Judgement, first: Finding) -> list[str]:
     others = [finding for finding in judgement.findings if finding is not first]
     if not others:
         return ["", "no other call is above its limit: what differs after it is inherited"]
-    lines = ["", f"{_counted(len(others), 'other call')} above the limit"]
+    lines = ["", f"{counted(len(others), 'other call')} above the limit"]
     for finding in others[: _MOST - 1]:
         row = finding.row
         lines.append(f"  {row.module or row.param or '-'}  {row.op} #{row.index} {row.phase}  {finding.why}")
@@ -179,6 +202,12 @@ def next_commands(judgement: Judgement, target: Path | None) -> list[str]:
     if first.verdict is Verdict.TOLD:
         return ["make both runs agree in what they are told, then run blame again"]
     row = first.row
+    if judgement.by == STATISTICS:
+        only = row.call.rsplit(".", 2)[0]
+        return [
+            "ulpscope blame -- CMD    # every kernel run again while it runs: what statistics cannot tell",
+            f"ulpscope capture --tensors --only {only} -o runs/call -- CMD    # then: ulpscope replay runs/call {row.call}",
+        ]
     where = f" --step {row.step}" + (f" --rank {row.rank}" if row.rank else "")
     if row.call:
         return [

@@ -65,7 +65,7 @@ def page_of(outcome: Outcome, advice: Advice) -> Page:
     if first is not None:
         title, style, box = f"✗ {_headline(first)}", "red", list(_finding(outcome, first, advice))
     else:
-        title, style, box = _verdict_line(outcome), "green" if outcome.answer is Answer.AGREES else "yellow", []
+        title, style, box = verdict_line(outcome), "green" if outcome.answer is Answer.AGREES else "yellow", []
     return Page(head, title, style, box, list(_tail(outcome, advice.commands)))
 
 
@@ -192,7 +192,8 @@ def _source(stack: Sequence[Frame]) -> Iterator[Line]:
         yield (Piece(f"    from {above}", "dim"),)
 
 
-def _verdict_line(outcome: Outcome) -> str:
+def verdict_line(outcome: Outcome) -> str:
+    """What there is to say where no call is named, behind its mark."""
     match outcome.answer:
         case Answer.AGREES:
             return "✓ The runs agree: nothing differs by more than rounding explains."

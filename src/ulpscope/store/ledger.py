@@ -26,8 +26,9 @@ class Measure:
 
     Errors are in units of round-off of `dtype` times the condition of the operation at each element. `toward` is the mean
     of the relative error in the direction of the value (truncation is negative), `up` the same in the direction of plus
-    infinity; `misrounded` is the share of elements that are not the nearest number of a low precision; `spread` is how far either may be from zero by chance (one standard error). `total` and `size` are the sum and
-    the norm of the elements: they tell whether another run got the same.
+    infinity; `misrounded` is the share of elements that are not the nearest number of a low precision; `spread` is how far either may be from zero by chance (one standard error). `leans` is how far all may be off together because plain arguments were rounded. `undefined` and `infinite` count what
+    is NaN or Inf in the higher precision too, made from numbers. `total` and `size` are the sum and the norm of the
+    elements: they tell whether another run got the same.
     """
 
     place: int
@@ -39,10 +40,13 @@ class Measure:
     wrong: int = 0
     lost: int = 0
     overflowed: int = 0
+    undefined: int = 0
+    infinite: int = 0
     toward: float = 0.0
     up: float = 0.0
     spread: float = 0.0
     misrounded: float = 0.0
+    leans: float = 0.0
     total: float = 0.0
     size: float = 0.0
     profile: dict[str, Any] | None = None

@@ -304,3 +304,11 @@ def test_what_a_later_step_got_from_outside_began_in_the_step_before() -> None:
     first, second = explain_later([weights(1), weights(0)])
     assert [len(first.findings), len(second.findings)] == [1, 0]
     assert (first.step, second.statuses[Status.INHERITED]) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["uniform_.default", "zero_", "copy_.default"])
+def test_what_is_overwritten_without_being_read_does_not_come_from_outside(name: str) -> None:
+    filled = call(name, 0, tensor("input", error=1.0), tensor("output", measure=1), kind="Aten")
+    assert diverge([filled]).first is None
+    read = call("add_.Tensor", 0, tensor("input", error=1.0), tensor("output", measure=1), kind="Aten")
+    assert diverge([read]).first is not None

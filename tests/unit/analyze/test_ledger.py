@@ -278,3 +278,26 @@ def test_kernels_of_a_call_that_was_made_of_others_are_not_compared_by_their_arg
     ]
     assert not [why for _, why, _ in told_differently(reference, target)]
     assert [why for _, why, _ in told_differently(reference, target[:1])] == ["dim0 = -2, the reference has 1"]
+
+
+def test_a_copy_that_only_one_device_needs_is_not_told() -> None:
+    copy = row(3, op="aten.clone.default", kind="movement", api="Tensor.contiguous.0.forward", module="layers.2")
+    assert judge([*clean(3), copy], clean(3)).first is None
+    other = row(3, op="aten.relu.default", kind="movement", api="Functional.relu.0.forward", module="layers.2")
+    first = judge([*clean(3), other], clean(3)).first
+    assert first is not None
+    assert first.verdict is Verdict.TOLD
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_nan_that_float64_makes_too_is_named_and_inf_only_where_it_can_not_be_meant(phase: str) -> None:
+    nan = judge(with_one(2, phase=phase, measures=(measure(undefined=3),))).first
+    assert nan is not None
+    assert (nan.row.seq, nan.why.partition(":")[0]) == (2, "3 values are NaN, made from numbers")
+    inf = judge(with_one(2, phase=phase, measures=(measure(infinite=3),))).first
+    assert (inf is None) is (phase == "forward")
+
+
+def test_nan_that_the_reference_makes_too_is_not_named() -> None:
+    rows = with_one(2, measures=(measure(undefined=3),))
+    assert judge(rows, rows).first is None

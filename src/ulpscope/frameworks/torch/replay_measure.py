@@ -12,11 +12,12 @@ from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.replay_choice import choice_scores
 from ulpscope.frameworks.torch.replay_pieces import Piece, cut, measured, merged
 from ulpscope.frameworks.torch.replay_reference import Expected, Plan
-from ulpscope.frameworks.torch.replay_score import UNIT, can_score, exact_score, rounded_score, subnormal
+from ulpscope.frameworks.torch.replay_score import INNER, UNIT, can_score, exact_score, rounded_score, subnormal
 from ulpscope.frameworks.torch.replay_values import results, tensors
 
 Measures = list[dict[str, Any]]
 BLOCK = 1 << 16  # elements that are scored at a time
+_NOT_FINITE = ("lost", "overflowed", "undefined", "infinite")
 
 
 def measures(
@@ -80,10 +81,12 @@ def _measure(
     if plan.kind == "other" and scale is not None and dtype is torch.float16:
         scale = torch.hypot(scale, torch.full_like(scale, _underflow(args, kwargs)))
     score = _scored(item, value.to(item.device), scale, dtype, want.working[at], leans)
-    if (score.get("overflowed") or score.get("lost")) and not _finite(args, kwargs):
-        score["overflowed"] = 0
+    if any(score.get(name) for name in _NOT_FINITE) and not _finite(args, kwargs):
+        score["overflowed"] = score["undefined"] = score["infinite"] = 0
         if plan.kind in ("contraction", "other"):  # inf - inf in another order
             score["lost"] = 0
+    if want.leans is not None:
+        score["leans"] = want.leans[at] * INNER[dtype] / UNIT[dtype]
     return {**_about(at, item), "dtype": str(dtype)[6:], "terms": want.terms[at], **score}
 
 

@@ -34,6 +34,7 @@ _HEADS = frozenset(
 )
 _NO_REDUCTION = 0
 _LEANING = 4
+_SUMS = ("wrong", "lost", "overflowed", "undefined", "infinite", "total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ def merged(parts: list[tuple[int, dict[str, Any]]], found: Tensor, axis: int = 0
     whole = {**scores[0], "shape": tuple(found.shape)}
     squares = sum(score["rms"] ** 2 * count for score, count in zip(scores, counts, strict=True))
     whole |= {"rms": math.sqrt(squares / total), "worst": max(score["worst"] for score in scores)}
-    whole |= {name: sum(score.get(name, 0) for score in scores) for name in ("wrong", "lost", "overflowed", "total")}
+    whole |= {name: sum(score.get(name, 0) for score in scores) for name in _SUMS}
     whole["size"] = math.hypot(*(score.get("size", 0.0) for score in scores))
     whole["misrounded"] = (
         sum(score.get("misrounded", 0.0) * count for score, count in zip(scores, counts, strict=True)) / total

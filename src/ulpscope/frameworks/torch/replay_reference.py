@@ -71,13 +71,17 @@ class Plan:
 
 @dataclass(slots=True)
 class Expected:
-    """What each output should be, the scale of its error, and how many terms went into an element."""
+    """What each output should be, the scale of its error, and how many terms went into an element.
+
+    `leans`: by how many units all elements of an output move together where plain arguments are rounded.
+    """
 
     values: list[Any]
     scales: list[Tensor | None]
     terms: list[int]
     exact: bool
     working: list[bool]
+    leans: list[float] | None = None
 
 
 def plan_of(func: Any) -> Plan:
@@ -174,7 +178,8 @@ def expected(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: l
     working = [
         plan.working or (sums and place > 0) or (factored and scales[place] is not None) for place in range(len(values))
     ]
-    return Expected(values, scales, terms, exact=False, working=working)
+    leans = _told_rounded(plan, wide, wide_kwargs, values, scales) if plan.kind == "other" and plan.written else None
+    return Expected(values, scales, terms, exact=False, working=working, leans=leans)
 
 
 # --- running ----------------------------------------------------------------------------------------------------
@@ -376,6 +381,29 @@ def _shaken(
         mean = (square / _SAMPLES).nan_to_num(0.0, 0.0, 0.0)
         scales.append((mean + 0.1 * mean.mean()).sqrt())
     return scales
+
+
+def _told_rounded(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], scales: list[Tensor | None]
+) -> list[float]:
+    """How all results answer when the plain arguments are rounded: an optimizer in float32 may take 1 - beta of a rounded
+    beta, and that is a thousand units. Widens the scales by it.
+    """
+
+    def move(leaf: Any) -> Any:
+        return leaf * (1 - _STEP) if isinstance(leaf, float) else leaf
+
+    leans = [0.0] * len(values)
+    changed = _evaluate(plan, mapped_args(move, args), mapped_kwargs(move, kwargs))
+    for at, (new, old, scale) in enumerate(zip(changed, values, scales, strict=True)):
+        if scale is None or not _is_wide(old) or not old.numel():
+            continue
+        answer = ((new - old) / _STEP).nan_to_num(0.0, 0.0, 0.0)
+        scales[at] = torch.hypot(scale, answer)
+        large = old.abs() > 0.5 * old.norm() / math.sqrt(old.numel())
+        if bool(large.any()):
+            leans[at] = abs(float((answer[large] / old[large]).mean()))
+    return leans
 
 
 def _is_wide(leaf: Any) -> bool:

@@ -120,14 +120,17 @@ def subnormal(dtype: torch.dtype) -> float:
 
 
 def _non_finite(y: Tensor, expected: Tensor, dtype: torch.dtype) -> tuple[Tensor, dict[str, Any]]:
-    """Where both sides are numbers, and how many are not where the other is: lost, or beyond what the dtype can hold."""
+    """Where both sides are numbers, and how many are not: lost, beyond what the dtype can hold, or on both sides."""
     largest = torch.finfo(dtype).max
     known = torch.isfinite(expected)
     beyond = known & (expected.abs() > largest * (1 - UNIT[dtype]))
     there = torch.isfinite(y)
     lost = int((known & ~beyond & ~there).sum()) + int((expected.isnan() & there).sum())
     kept = known & there
-    return kept, {"lost": lost, "overflowed": int((beyond & ~there).sum())}
+    both = expected[~known & ~there]
+    undefined = int(both.isnan().sum())
+    answer = {"lost": lost, "overflowed": int((beyond & ~there).sum())}
+    return kept, answer | {"undefined": undefined, "infinite": both.numel() - undefined}
 
 
 def _thinned(y: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
