@@ -139,3 +139,43 @@ def test_000_032_102_103_on_an_npu_the_call_whose_inputs_are_finite_is_named(
     assert kernels == ["Add"]  # of the call that overflows, and of no other
     assert said.startswith("[overflow 1 times]: dump file is saved in ")
     assert said.endswith("Tensor___add___0_forward_1.pkl'.")
+
+
+SCALED = """
+import json, torch_npu
+from ptdbg_ascend import *
+fakenpu.saturate()
+set_dump_path("./overflow_dump")
+register_hook(model, overflow_check, overflow_nums=-1)
+said = []
+for _ in range(2):
+    torch_npu.npu.utils.clear_npu_overflow_flag()
+    train(model, "npu")
+    if torch_npu.npu.utils.get_npu_overflow_flag():      # as a dynamic loss scale does after every backward
+        said.append("Gradient overflow. SKipping step")
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.parametrize(("variable", "said"), [("0", []), ("1", ["Gradient overflow. SKipping step"] * 2)])
+def test_000_066_the_loss_scale_still_sees_an_overflow_with_a_flag_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, said: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    heard = run_on_npu(HALF + SCALED, PYTHONPATH=str(ROOT / "dropin"), OVERFLOW_DEBUG_MODE_ENABLE=variable)
+    assert heard == said
+    assert sorted(path.name for path in tmp_path.rglob("*.pkl")) == [
+        "Tensor___add___0_forward_1.pkl",
+        "Tensor___add___1_forward_2.pkl",
+    ]
+
+
+def test_000_066_a_device_without_the_second_flag_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = SCALED.replace("fakenpu.saturate()", "fakenpu.saturate(); del torch_npu.npu_get_float_status")
+    program = "try:\n" + "".join(f"    {line}\n" for line in program.splitlines() if "import *" not in line)
+    program = (
+        "from ptdbg_ascend import *\n" + program + "except Exception as error:\n    print(json.dumps(str(error)))\n"
+    )
+    heard = run_on_npu(HALF + program, PYTHONPATH=str(ROOT / "dropin"), OVERFLOW_DEBUG_MODE_ENABLE="1")
+    assert "needs torch_npu.npu_get_float_status" in heard

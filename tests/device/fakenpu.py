@@ -236,12 +236,12 @@ def _wrong(schema: Any, wrong: Callable[..., Any], true: Any, args: Any, kwargs:
 
 # --- the overflow flag ----------------------------------------------------------------------------------------------
 
-_saturation: list[bool] = []  # empty on a chip in inf/nan mode; else the flag
+_saturation: list[bool] = []  # empty on a chip in inf/nan mode; else the flag, and that of debuggers
 
 
 def saturate() -> None:
     """From now on the device has no inf and no nan: an overflow leaves the largest number and raises the flag."""
-    _saturation[:] = [False]
+    _saturation[:] = [False, False]
 
 
 def _saturate(result: Any) -> None:
@@ -249,15 +249,25 @@ def _saturate(result: Any) -> None:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(aten.all(aten.isfinite(leaf))):
             largest = torch.finfo(leaf.dtype).max
             aten.copy_(leaf, aten.nan_to_num(leaf, 0.0, largest, -largest))
-            _saturation[:] = [True]
+            _saturation[:] = [True, True]
 
 
 def _flag_module() -> types.ModuleType:
     module = types.ModuleType("torch_npu.npu.utils")
     module.is_support_inf_nan = lambda: not _saturation
     module.get_npu_overflow_flag = lambda: bool(_saturation and _saturation[0])
-    module.clear_npu_overflow_flag = lambda: _saturation.__setitem__(slice(None), [False]) if _saturation else None
+    module.clear_npu_overflow_flag = lambda: _saturation.__setitem__(0, False) if _saturation else None
     return module
+
+
+def _status(words: Tensor, mode: int = 0) -> Tensor:
+    return aten.fill(words, float(bool(_saturation) and _saturation[mode]))
+
+
+def _clear_status(words: Tensor, mode: int = 0) -> Tensor:
+    if _saturation:
+        _saturation[mode] = False
+    return aten.clone(words)
 
 
 # --- the vendor's kernel dump -------------------------------------------------------------------------------------
@@ -345,6 +355,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "npu_fusion_attention_grad(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor weights, float scale)"
     " -> (Tensor, Tensor, Tensor)": _attention_backward,
     "fast_gelu(Tensor self) -> Tensor": lambda x: aten.mul(x, aten.sigmoid(aten.mul(x, 1.702))),
+    "npu_get_float_status(Tensor self, int mode=0) -> Tensor": _status,
+    "npu_clear_float_status(Tensor self, int mode=0) -> Tensor": _clear_status,
     "npu_dtype_cast(Tensor self, ScalarType dtype) -> Tensor": lambda x, dtype: aten._to_copy(x, dtype=dtype),
 }
 
