@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,31 @@ def kernel_bytes(
     return len(header).to_bytes(8, "little") + header + elements
 
 
+NANO_TYPES = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "uint8": 4, "int64": 9, "float64": 11, "bool": 12}
+
+
+def nano_bytes(inputs: list[Stored], outputs: list[Stored]) -> bytes:
+    """The same for a nano device."""
+
+    def tag(number: int, content: bytes) -> bytes:
+        return struct.pack("<II", number, len(content)) + content
+
+    def each(stored: Stored, output: bool) -> bytes:
+        code = NANO_TYPES[stored.data.dtype.name] if stored.type_code is None else stored.type_code
+        shape = stored.data.shape if stored.shape is None else stored.shape
+        origin = shape if stored.origin is None else stored.origin
+        told = tag(0, struct.pack(f"<{len(shape)}Q", *shape)) + tag(1, struct.pack(f"<{len(origin)}Q", *origin))
+        told += tag(2, b"the op before fusion") if output else b""
+        before = struct.pack("<3i", 0, code, 2) if output else b""
+        head = struct.pack("<3i", code, LAYOUTS[stored.layout], 0) + before
+        return head + struct.pack("<3QI", stored.address, 0, stored.data.nbytes, len(told)) + told
+
+    header = struct.pack("<II", 0x5A5A5A5A, 1)
+    for number, side in ((4, inputs), (5, outputs)):
+        header += tag(number, struct.pack("<I", len(side)) + b"".join(each(item, number == 5) for item in side))
+    return struct.pack("<Q", len(header)) + header + b"".join(item.data.tobytes() for item in (*inputs, *outputs))
+
+
 def file_name(op_type: str = "Add", op_name: str = "add_1", *, task: int = 24, moment: int = MOMENT) -> str:
     return f"{op_type}.{op_name}.{task}.5.{moment}"
 
@@ -133,6 +160,19 @@ def to_fractal_z(x: Array, c0: int = 16, n0: int = 16) -> Array:
     for i, j in np.ndindex(n, c):
         out[j // c0, :, :, i // n0, i % n0, j % c0] = x[i, j]
     return out.reshape(-1, _up(n, n0), n0, c0)
+
+
+def to_grouped_fractal_z(x: Array, groups: int, c0: int = 16, n0: int = 16) -> Array:
+    """`x` has the rows of all groups and the channels of one; `side` groups lie side by side so that blocks are full."""
+    rows, c, h, w = x.shape
+    n = rows // groups
+    side = min(math.lcm(math.lcm(c, c0) // c, math.lcm(n, n0) // n), groups)
+    big, c1, n1 = _up(groups, side), _up(side * c, c0), _up(side * n, n0)
+    out = np.zeros((big, c1, h, w, n1, n0, c0), x.dtype)
+    for group, i, j in np.ndindex(groups, n, c):
+        row, column = (group % side) * n + i, (group % side) * c + j
+        out[group // side, column // c0, :, :, row // n0, row % n0, column % c0] = x[group * n + i, j]
+    return out.reshape(-1, n1, n0, c0)
 
 
 def to_fractal_nz(x: Array, c0: int = 16, n0: int = 16) -> Array:

@@ -19,9 +19,11 @@ from cann_files import (
     field,
     file_name,
     kernel_bytes,
+    nano_bytes,
     shape_field,
     to_fractal_nz,
     to_fractal_z,
+    to_grouped_fractal_z,
     to_nc1hwc0,
     to_ndc1hwc0,
     varint,
@@ -74,12 +76,49 @@ def test_types_that_numpy_lacks_come_exactly(tmp_path: Path) -> None:
     assert bits_from(raw, dtype, shape).tolist() == [1, 0, 1, 1]
 
 
-def test_a_type_without_whole_bytes_is_refused_alone(tmp_path: Path) -> None:
-    path = write_kernel(tmp_path, [Stored(numbers(2, dtype=np.uint8), type_code=28)], [Stored(numbers(2))])
+@pytest.mark.parametrize(("code", "raw", "values"), [
+    (28, 0b1000_0111, [7, -8]),                      # INT4
+    (30, 0b10_01_11_00, [0, -1, 1, -2]),             # INT2
+    (31, 0b10_01_11_00, [0, 3, 1, 2]),               # UINT2
+    (39, 0b1111_0010, [1.0, -6.0]),                  # FLOAT4_E2M1
+    (40, 0b1111_0010, [0.5, -1.75]),                 # FLOAT4_E1M2
+])  # fmt: skip
+def test_elements_smaller_than_a_byte_are_told_apart(tmp_path: Path, code: int, raw: int, values: list[float]) -> None:
+    stored = Stored(np.array([raw], dtype=np.uint8), type_code=code, shape=(len(values),))
+    dtype, shape, data = one(tmp_path, stored).raw()
+    assert values_from(data, dtype, shape).tolist() == values
+
+
+def test_hifloat8_has_the_values_of_its_format(tmp_path: Path) -> None:
+    codes = [0x00, 0x80, 0x01, 0x07, 0x08, 0x88, 0x10, 0x18, 0x20, 0x30, 0x6E, 0x6F, 0xEF, 0x7E]
+    stored = Stored(np.array(codes, dtype=np.uint8), type_code=33)
+    dtype, shape, raw = one(tmp_path, stored).raw()
+    found = values_from(raw, dtype, shape)
+    expected = [0.0, np.nan, 2**-22, 2**-16, 1.0, -1.0, 2.0, 0.5, 4.0, 0.25, 2.0**15, np.inf, -np.inf, 2.0**-15]
+    assert np.array_equal(found, np.array(expected, np.float32), equal_nan=True)
+
+
+def test_a_type_whose_packing_nobody_has_told_is_refused_alone(tmp_path: Path) -> None:
+    path = write_kernel(tmp_path, [Stored(numbers(3, dtype=np.uint8), type_code=37)], [Stored(numbers(2))])
     packed, plain = read_kernel(path).tensors
-    with pytest.raises(DumpError, match=r"Add.*input.0 is of type INT4"):
+    with pytest.raises(DumpError, match=r"Add.*input.0 is of type FLOAT6_E3M2"):
         packed.raw()
     assert plain.raw()[1] == (2,)
+
+
+def test_a_file_of_a_nano_device_is_read_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / file_name()
+    x = numbers(2, 20, 5, 7)
+    stored = [Stored(numbers(3, dtype=np.int32), address=77)], [Stored(to_nc1hwc0(x), "NC1HWC0", origin=x.shape)]
+    path.write_bytes(nano_bytes(*stored))
+    found = read_kernel(path)
+    assert (found.version, found.op_name, found.time) == ("1", "add_1", MOMENT)
+    assert [(each.slot, each.type_name, each.address) for each in found.tensors] == [
+        ("input.0", "INT32", 77),
+        ("output.0", "FLOAT", 4096),
+    ]
+    assert found.inputs[0].raw()[2].tobytes() == numbers(3, dtype=np.int32).tobytes()
+    assert np.array_equal(logical(found.outputs[0])[1], x)
 
 
 def test_a_tensor_without_a_shape_is_a_number_or_flat(tmp_path: Path) -> None:
@@ -155,7 +194,7 @@ def test_plain_layouts_are_put_in_another_order_and_nd_is_left_alone(tmp_path: P
         (Stored(numbers(4, 4), "NC1HWC0", origin=(2, 20, 5, 7)), "do not fit"),
         (Stored(to_fractal_nz(numbers(37, 50)), "FRACTAL_NZ", origin=(2, 37, 50)), "do not fit"),
         (Stored(numbers(4, 4), "FRACTAL_NZ"), "four dimensions"),
-        (Stored(to_fractal_z(numbers(8, 4, 3, 3)), "FRACTAL_Z", origin=(8, 4, 3, 3), groups=2), "2 groups"),
+        (Stored(to_fractal_z(numbers(8, 4, 3, 3)), "FRACTAL_Z", origin=(8, 4, 3, 3), groups=3), "do not fit"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_with_both(tmp_path: Path, stored: Stored, why: str) -> None:
@@ -185,6 +224,16 @@ def test_a_name_too_long_for_a_file_is_in_the_table_beside_it(tmp_path: Path) ->
     assert found is not None and found.op_name == "x" * 300
 
 
+@pytest.mark.parametrize("groups", [2, 3, 4, 8, 32])
+@pytest.mark.parametrize(("n", "c"), [(1, 1), (2, 4), (16, 16), (5, 3), (20, 18)])
+def test_weights_in_groups_go_back_to_the_original_shape(tmp_path: Path, groups: int, n: int, c: int) -> None:
+    x = numbers(groups * n, c, 3, 2)
+    tensor = one(tmp_path, Stored(to_grouped_fractal_z(x, groups), "FRACTAL_Z", origin=x.shape, groups=groups))
+    assert np.array_equal(logical(tensor)[1], x)
+    assert np.array_equal(logical(tensor, "HWCN")[1], x.transpose(2, 3, 1, 0))
+
+
+NANO = nano_bytes([Stored(numbers(2, 3))], [Stored(to_nc1hwc0(numbers(1, 3, 2, 2)), "NC1HWC0", origin=(1, 3, 2, 2))])
 WHOLE = kernel_bytes([Stored(numbers(2, 3))], [Stored(to_nc1hwc0(numbers(1, 3, 2, 2)), "NC1HWC0", origin=(1, 3, 2, 2))])
 
 
@@ -201,6 +250,10 @@ def framed(header: bytes, elements: bytes = b"") -> bytes:
         (1 << 63).to_bytes(8, "little") + b"x" * 50,
         framed(b"\x5a" * 12),
         framed(b"\xff" * 20),
+        framed(NANO[8:20]),
+        framed(NANO[8:16] + (9).to_bytes(4, "little") + (0).to_bytes(4, "little")),
+        framed(NANO[8:16] + b"\x04\0\0\0\x04\0\0\0\xff\xff\xff\x7f"),
+        NANO[:-1],
         framed(varint(3 << 3 | 2) + varint(1 << 62)),
         framed(field(3, field(6, 1 << 40))),
         framed(field(4, field(5, 1)) + field(3, field(6, (1 << 64) - 1)), b"x"),
@@ -241,12 +294,12 @@ def look(path: Path) -> None:
         logical(tensor)
 
 
-@given(data=st.data())
+@given(data=st.data(), whole=st.sampled_from([WHOLE, NANO]))
 def test_a_damaged_file_is_refused_or_read_as_what_it_then_says(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+    data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    at = data.draw(st.integers(0, len(WHOLE) - 1))
-    damaged = WHOLE[:at] + data.draw(st.binary(max_size=4)) + WHOLE[data.draw(st.integers(at, len(WHOLE))) :]
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damaged = whole[:at] + data.draw(st.binary(max_size=4)) + whole[data.draw(st.integers(at, len(whole))) :]
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_bytes(damaged)
     try:
@@ -255,12 +308,12 @@ def test_a_damaged_file_is_refused_or_read_as_what_it_then_says(
         assert "damaged" in str(error)
 
 
-@given(header=st.binary(max_size=200), elements=st.binary(max_size=50))
+@given(header=st.binary(max_size=200), elements=st.binary(max_size=50), start=st.sampled_from([b"", NANO[8:24]]))
 def test_any_bytes_are_refused_or_read(
-    header: bytes, elements: bytes, tmp_path_factory: pytest.TempPathFactory
+    header: bytes, elements: bytes, start: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "anything"
-    path.write_bytes(framed(header, elements))
+    path.write_bytes(framed(start + header, elements))
     try:
         look(path)
     except DumpError as error:

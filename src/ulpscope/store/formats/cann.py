@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ulpscope.dtypes import DTYPES, DType
 from ulpscope.errors import DumpError, did_you_mean
+from ulpscope.store.formats import cann_nano, cann_small
 from ulpscope.store.formats.plain_file import mapped
 
 _LENGTH = 8
@@ -30,7 +29,6 @@ _MAX_PARTS = 4096
 _MAX_DIMS = 64
 _MAX_MAPPING = 64 << 20
 _MOST_FOLDERS = 1000
-_NANO = b"\x5a\x5a\x5a\x5a"
 
 _TYPE_NAMES = dict(
     enumerate(
@@ -94,7 +92,6 @@ _ELEMENTS = {
     "BF16": "bfloat16",
     "FLOAT8_E8M0": "float8_e8m0fnu",
 }
-_BITS = "UINT1"
 LAYOUTS = {
     0: "NCHW",
     1: "NHWC",
@@ -146,7 +143,7 @@ class KernelTensor:
 
     @property
     def dtype(self) -> DType:
-        """Raises DumpError for a type that has no elements of whole bytes."""
+        """Raises DumpError for a type whose elements cannot be told apart."""
         found = _element(self.type_name)
         if found is None:
             raise DumpError(f"{self.path}: {self.slot} is of type {self.type_name}, which cannot be read")
@@ -155,9 +152,8 @@ class KernelTensor:
     def raw(self) -> tuple[DType, tuple[int, ...], memoryview]:
         """Element type, shape on the device and the elements in row-major order. Raises DumpError naming the file."""
         dtype, data = self.dtype, self.data
-        if self.type_name == _BITS:
-            bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8))
-            data = memoryview(bits.tobytes())
+        if cann_small.element(self.type_name) is not None:
+            data = cann_small.unpacked(self.type_name, data)
         if not self.shape and len(data) != dtype.itemsize:
             # No sizes at all: one number, or a shape that was not known when the kernel ran.
             count = len(data) // dtype.itemsize
@@ -288,8 +284,8 @@ def _read(path: Path, data: memoryview) -> KernelDump:
     if length > min(len(data) - _LENGTH, _MAX_HEADER):
         raise ValueError(f"its header would have {length} bytes, the file has {len(data)}")
     header = data[_LENGTH : _LENGTH + length]
-    if bytes(header[:4]) == _NANO:
-        raise ValueError("it is in the TLV format of nano devices, which is not supported")
+    if bytes(header[:4]) == cann_nano.MAGIC:
+        return _read_nano(path, header, _Elements(data, _LENGTH + length))
     texts = {1: "", 6: ""}
     time, inputs, outputs, others = 0, [], [], []
     for number, value in _fields(header):
@@ -314,6 +310,30 @@ def _read(path: Path, data: memoryview) -> KernelDump:
     for size in others:
         elements.take(size, "a buffer")
     return KernelDump(path, texts[1], texts[6], time, tuple(found_inputs), tuple(found_outputs))
+
+
+def _read_nano(path: Path, header: memoryview, elements: _Elements) -> KernelDump:
+    """The header knows neither the kernel nor the time; the name of the file does."""
+    version, *sides = cann_nano.read_header(header)
+    inputs, outputs = (
+        tuple(
+            KernelTensor(
+                path=path,
+                slot=f"{side}.{at}",
+                type_name=told.type_name,
+                layout=LAYOUTS.get(told.layout, f"number {told.layout}"),
+                shape=_plausible(told.shape),
+                origin_shape=_plausible(told.origin_shape),
+                groups=0,
+                address=told.address,
+                data=elements.take(told.size, f"{side}.{at}"),
+            )
+            for at, told in enumerate(found)
+        )
+        for side, found in zip(("input", "output"), sides, strict=True)
+    )
+    name = kernel_name(path)
+    return KernelDump(path, version, name.op_name if name else "", name.moment if name else 0, inputs, outputs)
 
 
 class _Elements:
@@ -354,9 +374,7 @@ def _tensor(path: Path, slot: str, message: memoryview, numbers: _Numbers, eleme
 
 
 def _element(type_name: str) -> DType | None:
-    if type_name == _BITS:
-        return DTYPES["uint8"]
-    return DTYPES.get(_ELEMENTS.get(type_name, type_name.lower()))
+    return cann_small.element(type_name) or DTYPES.get(_ELEMENTS.get(type_name, type_name.lower()))
 
 
 # --- protobuf's wire format -------------------------------------------------------------------------------------
@@ -412,9 +430,15 @@ def _sizes(value: int | memoryview) -> tuple[int, ...]:
             sizes.append(part)
         if len(sizes) > _MAX_DIMS:
             raise ValueError(f"a shape of its header has more than {_MAX_DIMS} dimensions")
+    return _plausible(tuple(sizes))
+
+
+def _plausible(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if len(sizes) > _MAX_DIMS:
+        raise ValueError(f"a shape of its header has more than {_MAX_DIMS} dimensions")
     if any(size >> 63 for size in sizes) or math.prod(size or 1 for size in sizes) >> 58:
-        raise ValueError(f"a shape of its header has more elements than can be: {tuple(sizes)}")
-    return tuple(sizes)
+        raise ValueError(f"a shape of its header has more elements than can be: {sizes}")
+    return sizes
 
 
 def _number(value: int | memoryview) -> int:

@@ -2,7 +2,7 @@
 
     NC1HWC0        (N, C1, H, W, C0)         channel c of NCHW lies at [c // C0] and [c % C0]
     NDC1HWC0       (N, D, C1, H, W, C0)
-    FRACTAL_Z      (C1*H*W, N1, N0, C0)      of NCHW
+    FRACTAL_Z      (C1*H*W, N1, N0, C0)      of NCHW; with groups (G*C1*H*W, N1, N0, C0), E groups side by side in each of G
     FRACTAL_NZ     (..., C1, N1, N0, C0)     of (..., N, C)
 
 C0 and N0 are read from the shape. A file does not tell the order of its original shape, so the orders are tried and the
@@ -11,6 +11,7 @@ first one that fits the shape on the device is taken.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from ulpscope.store.formats.cann import KernelTensor
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
+Unfold = Callable[[Array, Shape], "Array | None"]
 
 ND = "ND"
 _FLAT = ("NCHW", "NHWC", "HWCN", "CHWN")
@@ -52,9 +54,10 @@ def _logical(bits: Array, tensor: KernelTensor, layout: str | None) -> Array:
     if tensor.layout == "FRACTAL_NZ":
         return _from_nz(bits, origin)
     if tensor.layout in _UNFOLD:
-        if tensor.groups > 1 and tensor.layout.startswith("FRACTAL_Z"):
-            raise ValueError(f"weights in {tensor.groups} groups are not supported")
-        return _from_blocks(bits, tensor.layout, origin, layout)
+        unfold = _UNFOLD[tensor.layout]
+        if tensor.groups > 1 and tensor.layout == "FRACTAL_Z":
+            unfold = functools.partial(_from_grouped_z, groups=tensor.groups)
+        return _from_blocks(bits, unfold, _DEEP if tensor.layout == "NDC1HWC0" else _FLAT, origin, layout)
     if tensor.layout in _FLAT + _DEEP:
         if layout in (None, ND, tensor.layout):
             return bits
@@ -79,14 +82,13 @@ def _from_nz(bits: Array, origin: Shape) -> Array:
     return flat[:, :rows, :columns].reshape(origin)
 
 
-def _from_blocks(bits: Array, source: str, origin: Shape, layout: str | None) -> Array:
-    orders = _DEEP if source == "NDC1HWC0" else _FLAT
+def _from_blocks(bits: Array, unfold: Unfold, orders: tuple[str, ...], origin: Shape, layout: str | None) -> Array:
     if len(origin) != len(orders[0]):
         raise ValueError(f"the original shape needs {len(orders[0])} dimensions")
     axes = orders[0]
     for order in orders:
         sizes = tuple(origin[order.index(axis)] for axis in axes)
-        whole = _UNFOLD[source](bits, sizes)
+        whole = unfold(bits, sizes)
         if whole is not None:
             cut = whole[tuple(slice(size) for size in sizes)]
             return _reordered(cut, axes, order if layout in (None, ND) else layout)
@@ -135,7 +137,26 @@ def _from_z(bits: Array, sizes: Shape) -> Array | None:
     )
 
 
-_UNFOLD: dict[str, Callable[[Array, Shape], Array | None]] = {
+def _from_grouped_z(bits: Array, sizes: Shape, *, groups: int) -> Array | None:
+    """As many groups as fill whole blocks lie side by side, each in rows and columns of its own; `sizes` are of one group's
+    channels and of all groups' rows."""
+    if bits.ndim != 4:
+        return None
+    blocks, n1, n0, c0 = bits.shape
+    rows, c, h, w = sizes
+    if not c0 or not n0 or not c or rows % groups or not rows:
+        return None
+    n = rows // groups
+    side = min(math.lcm(math.lcm(c, c0) // c, math.lcm(n, n0) // n), groups)
+    c1 = -(-side * c // c0)
+    if not _covers(side * n, n1, n0) or blocks != -(-groups // side) * c1 * h * w:
+        return None
+    flat = bits.reshape(-1, c1, h, w, n1, n0, c0).transpose(0, 4, 5, 1, 6, 2, 3).reshape(-1, n1 * n0, c1 * c0, h, w)
+    places = [(at // side, at % side) for at in range(groups)]
+    return np.concatenate([flat[big, e * n : (e + 1) * n, e * c : (e + 1) * c] for big, e in places])
+
+
+_UNFOLD: dict[str, Unfold] = {
     "NC1HWC0": _from_nc1hwc0,
     "NC1HWC0_C04": _from_nc1hwc0,
     "NDC1HWC0": _from_ndc1hwc0,
