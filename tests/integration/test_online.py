@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -15,9 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from builders import DumpBuilder
+from ulpscope.compat.msprobe.online import check_online
 from ulpscope.errors import ConfigError
+from ulpscope.frameworks.torch.api_runner import ApiRunner
 from ulpscope.replay import wire
 from ulpscope.replay.online import (
     FolderChannel,
@@ -28,6 +33,7 @@ from ulpscope.replay.online import (
     TcpReceiver,
     secret_for,
 )
+from ulpscope.replay.precheck import Choice, Plan, Rule
 from ulpscope.replay.wire import Line, Message, WireError
 from ulpscope.store.reader import Dump
 
@@ -242,3 +248,28 @@ def test_with_tls_both_ends_show_certificates(tmp_path: Path, certificates: Path
         assert received(receiver) == [("neg", 0)]
         with pytest.raises((WireError, OSError)):
             channel(receiver, b"").deliver(Message(wire.DUMP, 0, 0), None)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_dump_with_anything_in_it_is_checked_or_said_and_the_check_goes_on(
+    tmp_path: Path, data: st.DataObject, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = tmp_path / "shared"
+    shutil.rmtree(shared, ignore_errors=True)
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    shared.mkdir()
+    sent = dump(tmp_path / "run")
+    file = data.draw(st.sampled_from(sorted(path.name for path in sent.iterdir() if path.name in wire.FILES)))
+    whole = (sent / file).read_bytes()
+    at = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(at, len(whole)))
+    (sent / file).write_bytes(whole[:at] + data.draw(st.binary(max_size=12)) + whole[end:])
+    FolderChannel(shared).deliver(wire.about(sent, 0, 0), sent)
+    good = dump(tmp_path / "run", step=1)
+    FolderChannel(shared).deliver(wire.about(good, 1, 0), good)
+    FolderChannel(shared).deliver(Message(wire.OVER, 0, 0), None)
+    plan = Plan(ApiRunner(recorded=True, only_recorded=True), Choice(), Rule.MSPROBE)
+    check_online({"nfs_path": str(shared)}, plan, tmp_path / "out", str(data.draw(st.integers(0, 1 << 40))))
+    newest = max((tmp_path / "out").glob("accuracy_checking_result_*.csv"), key=lambda path: path.stat().st_mtime_ns)
+    assert newest.read_text(encoding="utf-8-sig").splitlines()[-1].startswith("Torch.neg.0,pass")

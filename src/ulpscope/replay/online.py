@@ -77,7 +77,7 @@ class TcpChannel:
             connection = stack.enter_context(socket.create_connection((self.host, self.port), self.timeout))
             if self.tls is not None:
                 connection = stack.enter_context(self.tls.wrap_socket(connection))
-            answer = Line(connection, self.secret, sends=True).send(message, folder)
+            answer = Line(connection, self.secret, sends=True, patience=self.timeout).send(message, folder)
         if answer == REFUSED:
             raise WireError("the other end refused it; its rank_list may not have this rank")
         return answer == KEPT
@@ -274,7 +274,7 @@ class TcpReceiver:
                 connection.settimeout(self._timeout)
                 if self._tls is not None:
                     connection = stack.enter_context(self._tls.wrap_socket(connection, server_side=True))
-                line = Line(connection, self._secret, sends=False)
+                line = Line(connection, self._secret, sends=False, patience=self._timeout)
                 while (message := line.receive()) is not None:
                     self._take(line, message)
         except (UlpscopeError, OSError) as error:

@@ -6,7 +6,8 @@
     sender    size header proof files proof   as often as there are dumps; a header is JSON: kind, step, rank, files
     receiver  one letter: K kept, B busy, R refused
 
-Nothing that is received is executed, unpickled or used as a path. Sizes are checked before a byte of them is read.
+Nothing that is received is executed, unpickled or used as a path. Sizes are checked before a byte of them is read. Who takes
+longer than a while for a greeting or a header is dropped, however steadily the bytes trickle in.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ _MOST_HEADER = 1 << 16
 MOST_BYTES = 64 << 30
 _CHUNK = 1 << 20
 _MOST_STEP = 1 << 32
+_PATIENCE = 30.0
 
 
 class WireError(UlpscopeError):
@@ -64,14 +67,17 @@ def about(folder: Path, step: int, rank: int) -> Message:
 class Line:
     """One end of a connection, from the greeting on."""
 
-    def __init__(self, connection: socket.socket, secret: bytes, *, sends: bool) -> None:
+    def __init__(self, connection: socket.socket, secret: bytes, *, sends: bool, patience: float = _PATIENCE) -> None:
         self._connection = connection
         self._key = b""
         self._count = 0
+        self._patience = patience
+        self._until: float | None = time.monotonic() + patience
         if sends:
             self._greet_receiver(secret)
         else:
             self._greet_sender(secret)
+        self._until = None
 
     def _greet_receiver(self, secret: bytes) -> None:
         if self._read(len(_GREETING)) != _GREETING:
@@ -117,11 +123,13 @@ class Line:
         start = self._connection.recv(1)
         if not start:
             return None
+        self._until = time.monotonic() + self._patience
         (length,) = struct.unpack(">I", start + self._read(3))
         if not 0 < length <= _MOST_HEADER:
             raise WireError(f"a header of {length} bytes")
         header = self._read(length)
         self._check(header)
+        self._until = None
         return _message(header)
 
     def answer(self, letter: bytes) -> None:
@@ -147,6 +155,10 @@ class Line:
             if not part:
                 raise WireError(f"the connection ended after {len(parts)} of {count} bytes")
             parts += part
+            if self._until is not None and time.monotonic() > self._until:
+                raise WireError(
+                    f"the other end takes longer than {self._patience:g} seconds to say who it is, or what comes"
+                )
         return bytes(parts)
 
     def _next_proof(self, content: bytes) -> bytes:

@@ -83,8 +83,9 @@ def check_online(
                 _check(received, plan, files[received.rank])
                 if benchmark is not None:
                     _check(received, benchmark[1], beside[received.rank])
-            except UlpscopeError as error:
-                _log.error("step %d of rank %d is not checked: %s", received.step, received.rank, error)
+            except Exception as error:  # the border: what comes from elsewhere may be anything
+                told = str(error) if isinstance(error, UlpscopeError) else f"{type(error).__name__}: {error}"
+                _log.error("step %d of rank %d is not checked: %s", received.step, received.rank, told[:500])
     for rank, other in beside.items():
         result, _ = compare_details(files[rank].details, other.details, out, f"{stamp}_rank{rank}")
         _log.info("Both devices beside each other are in %s", result)
