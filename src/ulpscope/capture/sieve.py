@@ -39,6 +39,8 @@ _POLES = frozenset(
 )
 # Where running statistics are given to batch and instance norms, which write them behind torch's back.
 _FIRST, _STATISTICS = (0,), ((3, 4), (1, 2))
+# Kernels whose other results are their own notes for a backward, padded with inf.
+_ONLY_FIRST = ("_scaled_dot_product", "_efficient_attention", "_flash_attention", "_cudnn_attention")
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _IN_PLACE: Path = ("inplace",)
 _MADE = 4096
@@ -292,7 +294,8 @@ class OverflowSieve:
     def _hold(self, call: OpenCall, watched: _Watched, held: _Held) -> None:
         finiteness = self._finiteness
         if held.role is Role.OUTPUT:
-            if held.unread is None and type(held.value) not in _PLAIN and self._flag is None:
+            counts = not call.name.startswith(_ONLY_FIRST) or not any(held.path)
+            if counts and held.unread is None and type(held.value) not in _PLAIN and self._flag is None:
                 self._ask(watched, held)
         elif held.unread is None and finiteness.is_tensor(held.value):
             self._recall(held)

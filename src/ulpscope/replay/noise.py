@@ -215,14 +215,15 @@ class Noise:
 
 def _inside(twice: Twice) -> Any:
     """What the call works with before it may cancel: gradients that came in, times what it was given, or the arguments of a
-    call known for it."""
-    if twice.backward:
-        (args, gradients), kwargs = twice.given
-        given = max(
-            (float(leaf.detach().abs().max()) for leaf in float_tensors((args, kwargs)) if leaf.numel()), default=1
-        )
-        return [gradient * given if 1 < given < math.inf else gradient for gradient in gradients]
-    return twice.given if twice.call.name in CANCELS else ()
+    call known for it. Attention takes inner products of both first, over the last axis."""
+    if not twice.backward:
+        return twice.given if twice.call.name in CANCELS else ()
+    (args, gradients), kwargs = twice.given
+    given = [leaf for leaf in float_tensors((args, kwargs)) if leaf.numel()]
+    scale = max((float(leaf.detach().abs().max()) for leaf in given), default=1.0)
+    if twice.call.name == "scaled_dot_product_attention" and given:
+        scale *= max(1.0, math.sqrt(given[0].shape[-1]) / 4)
+    return [gradient * scale if 1 < scale < math.inf else gradient for gradient in gradients]
 
 
 def _first_float(given: Any) -> tuple[str, str]:
