@@ -225,8 +225,8 @@ def endless_recursion() -> Program:
     def step() -> list[Any]:
         try:
             Sinks()(torch.zeros(1), 0)
-        except RecursionError as error:
-            said = str(error).split(":")[0].split(" while")[0].split(" in comparison")[0]
+        except RecursionError:
+            said = "as deep as it goes"
         return [said, nn.ReLU()(torch.ones(1)), sys.getrecursionlimit()]
 
     return Program(step)

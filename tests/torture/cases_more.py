@@ -51,8 +51,10 @@ def resized_storage() -> Program:
 
     def step() -> list[Any]:
         data = torch.ones(8)
-        data.untyped_storage().resize_(0)
-        Gives()(data)
+        large = torch.ones(1 << 20)
+        for freed in (data, large):
+            freed.untyped_storage().resize_(0)
+            Gives()(freed)
         data.untyped_storage().resize_(32)
         data.fill_(3)
         other = torch.empty(0).set_(data.untyped_storage(), 2, (3,))
@@ -95,7 +97,21 @@ def odd_views_of_bits() -> Program:
 
 def zero_tensors() -> Program:
     """Tensors of zeros without memory, as forward-mode differentiation makes them."""
-    return Program(lambda: torch._efficientzerotensor((3,)) + 1)
+
+    def step() -> list[Any]:
+        zeros, ones = torch._efficientzerotensor((3,)), torch.ones(3)
+        return [
+            zeros + 1,
+            zeros + ones,
+            ones - zeros,
+            zeros - 1,
+            zeros * 2,
+            (zeros / ones).clone(),
+            zeros.sum() + 1,
+            2 + zeros,
+        ]
+
+    return Program(step)
 
 
 def jagged_and_padded() -> Program:

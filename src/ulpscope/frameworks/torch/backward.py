@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ulpscope.frameworks.base import Forward, Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch import tensors
@@ -301,8 +302,7 @@ class BackwardTap:
         if grad is not None:
             before = gradients.sums.pop(path, None)
             if before is not None:
-                with torch.no_grad(), torch._C._DisableTorchDispatch():
-                    grad = before + grad
+                grad = _sum(before, grad)
             if left > 0:
                 gradients.sums[path] = grad
                 return
@@ -400,6 +400,14 @@ class BackwardTap:
 
         node.register_prehook(before)
         node.register_hook(after)
+
+
+def _sum(one: Tensor, two: Tensor) -> Tensor:
+    """Both together, unheard by modes of the program. A class without memory of its own (a ragged batch) adds by its own
+    dispatch; torch crashes without it."""
+    plain = type(one) in (Tensor, Parameter) and type(two) in (Tensor, Parameter)
+    with torch.no_grad(), torch._C._DisableTorchDispatch() if plain else _disable_current_modes():
+        return one + two
 
 
 def _nodes(result: Any, sequence: int) -> tuple[Roots, Roots]:

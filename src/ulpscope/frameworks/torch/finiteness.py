@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.torch.cuda_gauge import is_capturing
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_INF, HAS_NAN, Answer, DeviceAnswers
-from ulpscope.frameworks.torch.summary import dense_form
+from ulpscope.frameworks.torch.summary import dense_form, is_enormous, is_wrapped, unexpanded
 from ulpscope.frameworks.torch.tensors import Unrecordable
 
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
@@ -77,15 +78,15 @@ class TorchFiniteness:
             )
 
     def _in_tensor(self, value: Tensor) -> int | Answer:
-        if type(value) is not Tensor or value.layout is not torch.strided or not value.is_cpu:
+        if type(value) is not Tensor or value.layout is not torch.strided or not value.is_cpu or is_wrapped(value):
             dense, _ = _dense(value)
             if dense is None:
                 return FINITE
             value = dense
-        if not value.numel():
+        if not value.numel() or not value.data_ptr():  # freed memory, zeros that have none
             return FINITE
         if value.is_cpu:
-            return _on_cpu(value)
+            return _on_cpu(unexpanded(value))
         if value.is_cuda and is_capturing():
             return FINITE  # computed at each replay, which nobody sees
         if not self.room:
@@ -96,9 +97,12 @@ class TorchFiniteness:
         """The same leaf with memory of its own."""
         if not isinstance(value, Tensor):
             return value
+        if type(value) not in (Tensor, Parameter) and hasattr(value, "__tensor_flatten__"):
+            return Unrecordable("torch.Tensor", "overwritten by the call: a wrapper without memory of its own")
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
             try:
-                return value.detach().clone()
+                plain = value.detach()
+                return unexpanded(plain).clone().expand(plain.shape) if is_enormous(plain) else plain.clone()
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 return Unrecordable("torch.Tensor", f"overwritten by the call: {error}"[:200])
 
@@ -107,7 +111,10 @@ class TorchFiniteness:
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return value
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            return value.detach()
+            try:
+                return value.detach()
+            except RuntimeError:
+                return value  # inside a transform, which has no rule for it
 
     def version(self, value: Any) -> int | None:
         """Rises when somebody writes to a tensor; None where torch does not count."""

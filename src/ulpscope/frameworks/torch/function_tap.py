@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
@@ -47,6 +49,10 @@ def _inside_kernel(api: Api) -> bool:
             return True
         caller = caller.f_back
     return False
+
+
+def _has_zeros(args: tuple[Any, ...]) -> bool:
+    return any(type(value) is torch.Tensor and value._is_zerotensor() for value in args)
 
 
 class CallMode(TorchFunctionMode):
@@ -124,6 +130,14 @@ class FunctionTap:
             self._distrust_written(api.unseen, args, kwargs)
         return result
 
+    def _run_without_kernels(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Under any dispatch mode torch fails to add a number to zeros that have no memory; a mode of the program's stays."""
+        self.observer.note(
+            "calls on zeros without memory (torch._efficientzerotensor) are recorded without their kernels"
+        )
+        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() == 1 else nullcontext():
+            return func(*args, **kwargs)
+
     def _distrust_written(self, places: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a call wrote without raising a version must be measured anew."""
         if not places:
@@ -179,7 +193,10 @@ class FunctionTap:
         sequence = _get_sequence_nr()
         state.calls.append(call)
         try:
-            result = func(*args, **kwargs) if self._vendor is None else self._vendor.run(call, func, args, kwargs)
+            if self._kernels and _has_zeros(args):
+                result = self._run_without_kernels(func, args, kwargs)
+            else:
+                result = func(*args, **kwargs) if self._vendor is None else self._vendor.run(call, func, args, kwargs)
         except BaseException as error:
             observer.close_raised(call, error)
             raise

@@ -246,8 +246,9 @@ class ParameterGradients:
                 self._watched[id(value)] = (value, handle, fresh)
 
     def remove(self) -> None:
-        for value, _, _ in list(self._watched.values()):
-            self.release(value)
+        with _no_functions():  # a mode of the program's would hear each of them
+            for value, _, _ in list(self._watched.values()):
+                self.release(value)
         self._owners.clear()
 
     def release(self, value: Tensor) -> None:

@@ -35,6 +35,7 @@ _CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasat
 _SWEEP = 10_000
 # Pinned memory through which full tensors leave a device; also the largest that can be taken.
 _POOL = 1 << 30
+_ENORMOUS = 1 << 32
 PENDING = "communication may still be under way; what came is the output of the wait"
 UNINITIALISED = "uninitialised memory: its content means nothing"
 
@@ -124,7 +125,7 @@ class TorchMeasurer:
                 meta = self._metas.get(key)
                 if meta is None:
                     meta = self._new_meta(key, value)
-                if meta.plain and not value.is_neg() and not _is_wrapped(value):
+                if meta.plain and not value.is_neg() and not is_wrapped(value):
                     return meta.number, self._measure(value, meta, produced), NONE
             except (RuntimeError, NotImplementedError, TypeError, AttributeError):
                 pass
@@ -255,7 +256,7 @@ class TorchMeasurer:
         contiguous = value.is_contiguous()
         on_device = value.is_cuda
         meta.plain = dtype is not None and value.layout is torch.strided and (on_device or value.device.type == "cpu")
-        meta.plain = meta.plain and not value.is_conj() and not value.is_quantized
+        meta.plain = meta.plain and not value.is_conj() and not value.is_quantized and not is_enormous(value)
         meta.plan = None
         if on_device and meta.plain and dtype is not None and value.numel():
             meta.plan = self._gauge(value).plan(value, dtype)
@@ -337,7 +338,7 @@ def unread_output(api: Api) -> str | None:
     return PENDING if api.pending_outputs else None
 
 
-def _is_wrapped(value: Tensor) -> bool:
+def is_wrapped(value: Tensor) -> bool:
     """Whether a tensor belongs to a torch.func transform that is under way."""
     functorch = torch._C._functorch
     return functorch.maybe_current_level() is not None and functorch.is_functorch_wrapped_tensor(value)
@@ -367,6 +368,19 @@ def _nested_shape(value: Tensor) -> list[Any]:
     if value.layout is torch.jagged:
         return list(value._size)  # type: ignore[attr-defined]
     return [value._nested_tensor_size().shape[0], *[-1] * int(value._nested_tensor_size().shape[-1])]
+
+
+def is_enormous(value: Tensor) -> bool:
+    """Whether a view has more elements than anybody can read: one number expanded to a trillion costs nothing to make."""
+    return value.numel() > _ENORMOUS and value.layout is torch.strided and 0 in value.stride()
+
+
+def unexpanded(value: Tensor) -> Tensor:
+    """A view without the repetitions that `expand` made."""
+    stride = value.stride()
+    if 0 not in stride:
+        return value
+    return value.as_strided([1 if not step else size for size, step in zip(value.shape, stride, strict=True)], stride)
 
 
 def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
@@ -401,6 +415,8 @@ def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
     if hasattr(value, "__tensor_flatten__"):
         return f"a wrapper without memory of its own ({name})", {}
     plain = value.detach()
+    if is_enormous(plain):
+        plain = unexpanded(plain)
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     if plain.device.type not in ("cpu", "cuda"):
