@@ -13,10 +13,11 @@ from setuptools import Extension, setup
 limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
-def extension(name: str, *flags: str) -> Extension:
+def extension(name: str, *flags: str, includes: tuple[str, ...] = ()) -> Extension:
     return Extension(
         f"ulpscope.{name}",
         sources=[f"src/ulpscope/{name.replace('.', '/')}.c"],
+        depends=[f"src/ulpscope/{include}" for include in includes],
         py_limited_api=limited_api,
         define_macros=[("Py_LIMITED_API", "0x030a0000")],
         # Neither flag changes a result: they only drop errno and the floating-point exception flags.
@@ -29,9 +30,9 @@ def extension(name: str, *flags: str) -> Extension:
 setup(
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
-        extension("_native"),
+        extension("_native", includes=("_crc.h",)),
         extension("_making"),
-        extension("_pairs", "-ffp-contract=off"),
+        extension("_pairs", "-ffp-contract=off", includes=("_crc.h", "_pairs_kernels.h", "_pairs_near.h")),
         extension("store.formats._leaves"),
         extension("report._cells"),
     ],

@@ -18,6 +18,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
+#include "_crc.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
 #if Py_LIMITED_API + 0 < 0x030b0000
 /* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
@@ -98,8 +99,7 @@ static inline __attribute__((always_inline)) uint32_t sketch_hash(uint64_t b, un
 
 /* Written once, when the module is made; read-only from then on. */
 static const Kernels *kernels = kernels_16;
-static uint32_t crc_table[8][256];
-static uint64_t crc_far[2], crc_near[2], stripe_key[2][STRIPE / 8];
+static uint64_t stripe_key[2][STRIPE / 8];
 static float float8[5][256];
 
 /* A tensor, walked in logical order; strides in bytes. */
@@ -138,43 +138,6 @@ static const u8 *next_block(View *v, u8 *buffer, size_t n) {
     v->at += n * v->item;
     return v->at - n * v->item;
 }
-
-/* CRC-32 as in zlib, bits reflected; the state is the complement of the value. */
-static uint32_t times_x(uint32_t v) { return (v >> 1) ^ (v & 1 ? 0xEDB88320u : 0); }
-static uint32_t crc_portable(uint32_t state, const u8 *p, size_t n) {
-    for (; n >= 8; n -= 8, p += 8) {
-        uint64_t word;
-        memcpy(&word, p, 8);
-        word ^= state, state = 0;
-        for (int k = 0; k < 8; k++) state ^= crc_table[7 - k][word >> (8 * k) & 255];
-    }
-    while (n--) state = (state >> 8) ^ crc_table[0][(state ^ *p++) & 255];
-    return state;
-}
-static uint32_t (*crc_update)(uint32_t, const u8 *, size_t) = crc_portable;
-
-/* The factors that move 128 bits by `distance` bits: x^(distance + 64) and x^distance modulo the polynomial, one power
- * less each, because a carry-less product of reflected operands comes out multiplied by x. */
-static void fold_by(unsigned distance, uint64_t k[2]) {
-    uint32_t v = 0x80000000u;
-    for (unsigned n = 1; n < distance + 64; n++, v = times_x(v))
-        if (n == distance) k[1] = (uint64_t)v << 32;
-    k[0] = (uint64_t)v << 32;
-}
-
-#ifdef __x86_64__
-#define LOAD(p) _mm_loadu_si128((const __m128i *)(p))
-#define FOLD(a, k, to) _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, k, 0), _mm_clmulepi64_si128(a, k, 17)), to)
-__attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t state, const u8 *p, size_t n) {
-    if (n < 128) return crc_portable(state, p, n);
-    __m128i far = LOAD(crc_far), near = LOAD(crc_near), s[4] = {LOAD(p), LOAD(p + 16), LOAD(p + 32), LOAD(p + 48)};
-    s[0] = _mm_xor_si128(s[0], _mm_cvtsi32_si128((int)state));
-    for (p += 64, n -= 64; n >= 64; p += 64, n -= 64)
-        for (int k = 0; k < 4; k++) s[k] = FOLD(s[k], far, LOAD(p + 16 * k));
-    for (int k = 0; k < 3; k++) s[k + 1] = FOLD(s[k], near, s[k + 1]);
-    return crc_portable(crc_portable(0, (const u8 *)(s + 3), 16), p, n);
-}
-#endif
 
 /* The fingerprint; native_fallback.fingerprint has the definition. */
 static void add_stripe(const u8 *p, uint64_t number, uint64_t sum[2]) {
@@ -247,14 +210,7 @@ static void fill_tables(void) {
         float8[3][i] = i == 128 ? NAN : small_float(i, 2, 16);
         float8[4][i] = i == 255 ? NAN : (float)ldexp(1, (int)i - 127);
         stripe_key[i >> 7][i & 127] = mix64(i);
-        crc_table[0][i] = i;
-        for (int bit = 0; bit < 8; bit++) crc_table[0][i] = times_x(crc_table[0][i]);
     }
-    for (unsigned i = 0; i < 7 * 256; i++) {
-        uint32_t v = crc_table[i >> 8][i & 255];
-        crc_table[(i >> 8) + 1][i & 255] = (v >> 8) ^ crc_table[0][v & 255];
-    }
-    fold_by(512, crc_far), fold_by(128, crc_near);
 }
 
 /* Block b adds into accumulator b & 3: a load must not meet the stores of the block just before, which lie at another
@@ -547,7 +503,6 @@ static const char *choose_kernels(void) {
     unsigned a, b, c = 0, d;
     __builtin_cpu_init();
     if (!__get_cpuid(1, &a, &b, &c, &d) || (wish && !strcmp(wish, "base"))) return "base";
-    if (c & bit_PCLMUL && c & bit_SSE4_1) crc_update = crc_folded;
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !(c & bit_F16C)) return "base";
     kernels = kernels_32;
     if ((wish && !strcmp(wish, "avx2")) || !__builtin_cpu_supports("avx512f")) return "avx2";
@@ -562,6 +517,7 @@ static const char *choose_kernels(void) {
 
 static int execute(PyObject *module) {
     fill_tables();
+    crc_begin();
     if (PyModule_AddStringConstant(module, "ISA", choose_kernels())) return -1;
     return PyModule_AddIntConstant(module, "VERSION", 1);
 }

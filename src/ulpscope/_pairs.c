@@ -4,7 +4,6 @@
  * The file includes itself per vector size VB and float width W (the part at the end), so that every kernel is written
  * once.  Sums run in 8 lanes whatever the vector size and products are never fused with sums (setup.py): a result does
  * not depend on the machine. */
-#ifndef VB
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030a0000
 #endif
@@ -14,10 +13,15 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 #ifdef __x86_64__
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
+#include "_crc.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are read as they lie in memory");
 #if Py_LIMITED_API + 0 < 0x030b0000
 /* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
@@ -33,7 +37,7 @@ PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
 enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1 };
 #endif
 
-enum { BLOCK = 2048, LANES = 8, LARGE = 16384, DTYPES = 21 };
+enum { BLOCK = 4096, LANES = 8, LARGE = 16384, DTYPES = 21, ASIDE = 16, SUMMED = 4 * BLOCK };
 enum { DOT, REFERENCE, TARGET_SIDE, DIFFERENCE, ABSOLUTE, RELATIVE, ULP, SUMS };
 enum { MAX_ABSOLUTE, MAX_RELATIVE, MAX_ULP, LIMITS };
 /* What is not finite: NaN or infinite in the reference only, and so on; EITHER is in how many places. */
@@ -60,6 +64,11 @@ typedef struct {
     const u8 *at[2];
     size_t step[2];
 } Ahead;
+/* The elements of a block that are not close, and what _pairs_near.h makes of the others. */
+typedef struct {
+    size_t count;
+    _Alignas(64) f32 side[2][BLOCK], size[BLOCK + 2 * LANES], seen[BLOCK + 2 * LANES];
+} Aside;
 typedef void (*Widen)(const void *, void *, size_t);
 typedef void (*Difference)(const u64 *, const u64 *, f64 *, size_t);
 typedef struct {
@@ -69,6 +78,8 @@ typedef struct {
 } Kernels;
 typedef struct {
     Kernels by_width[2];
+    int (*sort_out)(const f32 *, const f32 *, size_t, float limit, float low, const Ahead *, Aside *, Block *);
+    int (*sum_up)(const Aside *, size_t, const Ahead *, Block *);
     Widen widen[DTYPES], f32_to_f64;
     Difference signed_difference, unsigned_difference;
 } Machine;
@@ -107,13 +118,19 @@ static float float8[5][256];
 #define ADD_BELOW_32 ADD_BELOW_16
 #define ADD_BELOW_64(to, a, b) to = _mm512_mask_add_pd(to, _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), to, a)
 
+/* Adds a product that is exact in float64, as of two float32: there, and only there, product and sum may be one instruction. */
+#define EXACT JOIN2(EXACT_, VB)
+#define EXACT_16(to, a, b) to += (a) * (b)
+#define EXACT_32(to, a, b) to = _mm256_fmadd_pd(a, b, to)
+#define EXACT_64(to, a, b) to = _mm512_fmadd_pd(a, b, to)
+
 #define VB 16
-#include "_pairs.c"
+#include "_pairs_kernels.h"
 #ifdef __x86_64__
 #define VB 32
-#include "_pairs.c"
+#include "_pairs_kernels.h"
 #define VB 64
-#include "_pairs.c"
+#include "_pairs_kernels.h"
 #endif
 
 static const Machine *machine = &machine_16;
@@ -171,6 +188,7 @@ static Pair pair_of(long reference, long target) {
 typedef struct {
     _Alignas(64) f64 side[2][BLOCK], clean[2][BLOCK], exact[BLOCK];
     _Alignas(64) f32 narrow[BLOCK];
+    Aside aside;
     int suspect;
 } Scratch;
 
@@ -214,8 +232,48 @@ static double difference_at(const Pair *p, const void *x, const void *y, const f
     return fabs((double)((const f32 *)y)[i] - (double)((const f32 *)x)[i]);
 }
 
-static void add_block(const Pair *p, const u8 *raw[2], size_t n, Scratch *b, State *s) {
+/* The first place that differs by `most`. */
+static size_t place_of(const Pair *p, const void *x, const void *y, const f64 *exact, size_t n, double most) {
+    enum { AT_ONCE = 64 };
+    size_t i = 0;
+    if (!p->wide) {
+        const f32 *r = x, *t = y;
+        for (int found = 0; i + AT_ONCE <= n && !found; i += found ? 0 : AT_ONCE)
+            for (size_t k = i; k < i + AT_ONCE; k++) found |= fabs((double)t[k] - (double)r[k]) == most;
+    }
+    while (i < n - 1 && difference_at(p, x, y, exact, i) != most) i++;
+    return i;
+}
+
+/* All of a block but the elements that are not close, which are put aside.  0 if it has to be taken whole. */
+static int add_near(const Pair *p, const f32 *x, const f32 *y, size_t n, double worst, const Ahead *ahead, Scratch *b,
+                    Block *out) {
+    /* With the largest relative error known so far, what is close cannot change it.  The margin is more than what the
+     * products of float32 are off, denormals included. */
+    double limit = 1 / worst * (1 + 0x1p-10);
+    limit = limit > 1010 ? limit : 1010;
+    if (p->wide || !p->same || !(worst > 0)) return 0;
+    return machine->sort_out(x, y, n, (float)limit, (float)p->low, ahead, &b->aside, out) &&
+           machine->sum_up(&b->aside, n, ahead, out);
+}
+
+/* Says how blocks differ; cleaned if need be. */
+static void add_all(const Pair *p, const void **x, const void **y, const f64 *exact, size_t n, int same, const Ahead *ahead,
+                    Scratch *b, Block *out, uint64_t *special) {
     const Kernels *kernel = &machine->by_width[p->wide];
+    /* After a block with something that is not finite, the next is not tried as if all were. */
+    for (int cleaned = b->suspect;; cleaned = 1) {
+        if (cleaned) {
+            kernel->clean(*x, *y, n, b->clean[0], b->clean[1], special);
+            *x = b->clean[0], *y = b->clean[1];
+        }
+        int finite = same ? kernel->square(*x, n, out) : kernel->pair(*x, *y, exact, n, p->low, ahead, out);
+        if (finite || cleaned) break;
+    }
+    b->suspect = special[EITHER] > 0;
+}
+
+static void add_block(const Pair *p, const u8 *raw[2], size_t n, Scratch *b, State *s) {
     const f64 *exact = NULL;
     Block out;
     uint64_t special[KINDS] = {0};
@@ -224,21 +282,22 @@ static void add_block(const Pair *p, const u8 *raw[2], size_t n, Scratch *b, Sta
     int same = p->same && !memcmp(raw[0], raw[1], n * p->type[0]->item);
     const void *x = widened(p, 0, raw[0], n, b), *y = same ? x : widened(p, 1, raw[1], n, b);
     if (p->exact && !same) exact = exact_difference(p, raw, (const f64 *[2]){x, y}, n, b);
-    /* After a block with something that is not finite, the next is not tried as if all were. */
-    for (int cleaned = b->suspect;; cleaned = 1) {
-        if (cleaned) {
-            kernel->clean(x, y, n, b->clean[0], b->clean[1], special);
-            x = b->clean[0], y = b->clean[1];
+    if (!same && add_near(p, x, y, n, s->limit[MAX_RELATIVE], &ahead, b, &out)) {
+        if (b->aside.count) {
+            const void *r = b->aside.side[0], *t = b->aside.side[1];
+            Block rest;
+            add_all(p, &r, &t, NULL, b->aside.count, 0, &ahead, b, &rest, special);
+            for (int i = 0; i < SUMS; i++)
+                for (int k = 0; k < LANES; k++) out.sum[i][k] += rest.sum[i][k];
+            for (int k = 0; k < LIMITS; k++) out.limit[k] = out.limit[k] > rest.limit[k] ? out.limit[k] : rest.limit[k];
+            out.equal -= b->aside.count - rest.equal;
+            out.thousandth = rest.thousandth, out.five_thousandths = rest.five_thousandths;
         }
-        int finite = same ? kernel->square(x, n, &out) : kernel->pair(x, y, exact, n, p->low, &ahead, &out);
-        if (finite || cleaned) break;
+    } else {
+        add_all(p, &x, &y, exact, n, same, &ahead, b, &out, special);
     }
-    b->suspect = special[EITHER] > 0;
-    if (out.limit[MAX_ABSOLUTE] > s->limit[MAX_ABSOLUTE]) {
-        size_t i = 0;
-        while (i < n - 1 && difference_at(p, x, y, exact, i) != out.limit[MAX_ABSOLUTE]) i++;
-        s->place = s->count + i + 1;
-    }
+    if (out.limit[MAX_ABSOLUTE] > s->limit[MAX_ABSOLUTE])
+        s->place = s->count + place_of(p, x, y, exact, n, out.limit[MAX_ABSOLUTE]) + 1;
     out.limit[MAX_ULP] *= p->unit;
     for (int k = 0; k < LANES; k++) out.sum[ULP][k] *= p->unit;
     for (int k = 0; k < LIMITS; k++) s->limit[k] = out.limit[k] > s->limit[k] ? out.limit[k] : s->limit[k];
@@ -258,7 +317,8 @@ static int check_count(Py_ssize_t found, Py_ssize_t expected) {
     return PyErr_Format(PyExc_TypeError, "takes %zd positional arguments, got %zd", expected, found), -1;
 }
 
-static int add_streams(const Pair *p, const Py_buffer *view, State *s) {
+/* With `crc`, the states of both streams' checksums are brought forward too. */
+static int add_streams(const Pair *p, const Py_buffer *view, State *s, uint32_t *crc) {
     size_t n = (size_t)view[0].len / p->type[0]->item;
     if (n * p->type[0]->item != (size_t)view[0].len || n * p->type[1]->item != (size_t)view[1].len)
         return PyErr_Format(PyExc_ValueError, "%zd bytes of dtype code %ld and %zd of %ld are not equally many elements",
@@ -267,8 +327,10 @@ static int add_streams(const Pair *p, const Py_buffer *view, State *s) {
     b.suspect = 0;
     PyThreadState *released = n > LARGE ? PyEval_SaveThread() : NULL;
     const u8 *raw[2] = {view[0].buf, view[1].buf};
-    for (size_t left = n, step; left; left -= step) {
-        step = left < BLOCK ? left : BLOCK;
+    for (size_t at = 0, step; at < n; at += step) {
+        step = n - at < BLOCK ? n - at : BLOCK;
+        size_t summed = n - at < SUMMED ? n - at : SUMMED;
+        for (int k = 0; crc && at % SUMMED == 0 && k < 2; k++) crc[k] = crc_update(crc[k], raw[k], summed * p->type[k]->item);
         add_block(p, raw, step, &b, s);
         for (int k = 0; k < 2; k++) raw[k] += step * p->type[k]->item;
     }
@@ -277,9 +339,9 @@ static int add_streams(const Pair *p, const Py_buffer *view, State *s) {
 }
 
 static PyObject *contrast(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    Py_buffer view[3];
-    int held = 0, failed = -1;
-    if (check_count(count, 5)) return NULL;
+    Py_buffer view[4];
+    int held = 0, failed = -1, given = count == 6 ? 4 : 3;
+    if (count != 6 && check_count(count, 5)) return NULL;
     long code[2];
     for (int k = 0; k < 2; k++) {
         code[k] = PyLong_AsLong(args[2 * k + 1]);
@@ -287,16 +349,23 @@ static PyObject *contrast(PyObject *module, PyObject *const *args, Py_ssize_t co
         if (code[k] < 0 || code[k] >= DTYPES || dtypes[code[k]].kind == COMPLEX)
             return PyErr_Format(PyExc_ValueError, "dtype code %ld is of no real dtype (0 to 12, 16 to 20)", code[k]);
     }
-    for (; held < 3; held++)
-        if (PyObject_GetBuffer(args[2 * held], &view[held], held == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) break;
-    if (held == 3 && view[2].len != sizeof(State)) {
-        PyErr_Format(PyExc_ValueError, "state has %zd bytes; it must have %zu", view[2].len, sizeof(State));
-    } else if (held == 3) {
-        State s;
+    for (; held < given; held++)
+        if (PyObject_GetBuffer(args[held < 3 ? 2 * held : 5], &view[held], held > 1 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) break;
+    State s;
+    uint32_t crc[2] = {0};
+    if (held == given && view[2].len != sizeof s) {
+        PyErr_Format(PyExc_ValueError, "state has %zd bytes; it must have %zu", view[2].len, sizeof s);
+    } else if (held == 4 && view[3].len != sizeof crc) {
+        PyErr_Format(PyExc_ValueError, "checksums have %zd bytes; they must have %zu", view[3].len, sizeof crc);
+    } else if (held == given) {
         Pair p = pair_of(code[0], code[1]);
         memcpy(&s, view[2].buf, sizeof s);
-        failed = add_streams(&p, view, &s);
+        if (held == 4) memcpy(crc, view[3].buf, sizeof crc);
+        for (int k = 0; k < 2; k++) crc[k] = ~crc[k];
+        failed = add_streams(&p, view, &s, held == 4 ? crc : NULL);
+        for (int k = 0; k < 2; k++) crc[k] = ~crc[k];
         if (!failed) memcpy(view[2].buf, &s, sizeof s);
+        if (!failed && held == 4) memcpy(view[3].buf, crc, sizeof crc);
     }
     while (held--) PyBuffer_Release(&view[held]);
     return failed ? NULL : Py_NewRef(Py_None);
@@ -397,6 +466,21 @@ static PyObject *skip_json(PyObject *module, PyObject *const *args, Py_ssize_t c
     return PyLong_FromSsize_t(end);
 }
 
+/* Lets go of the whole pages within a view of a mapped file.  Without the lock: it takes as long as reading a little. */
+static PyObject *let_go(PyObject *module, PyObject *view) {
+#ifdef MADV_DONTNEED
+    Py_buffer memory;
+    if (PyObject_GetBuffer(view, &memory, PyBUF_SIMPLE)) return NULL;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)memory.buf, end = start + (uintptr_t)memory.len;
+    start = (start + page - 1) / page * page, end = end / page * page;
+    PyThreadState *released = PyEval_SaveThread();
+    if (end > start) madvise((void *)start, end - start, MADV_DONTNEED);
+    PyEval_RestoreThread(released);
+    PyBuffer_Release(&memory);
+#endif
+    return Py_NewRef(Py_None);
+}
+
 /* ULPSCOPE_ISA=base or avx2 keeps to less than the machine has: to find out whether a kernel is at fault. */
 static const char *choose_machine(void) {
 #ifdef __x86_64__
@@ -418,203 +502,16 @@ static const char *choose_machine(void) {
 
 static int execute(PyObject *module) {
     fill_tables();
+    crc_begin();
     return PyModule_AddStringConstant(module, "ISA", choose_machine());
 }
 static PyMethodDef methods[] = {
     {"contrast", (PyCFunction)(void (*)(void))contrast, METH_FASTCALL, "Add how two streams differ to the state."},
     {"skip_json", (PyCFunction)(void (*)(void))skip_json, METH_FASTCALL, "Index behind the JSON value at start."},
+    {"let_go", let_go, METH_O, "Let go of the whole pages within a view of a mapped file."},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT, .m_name = "_pairs", .m_methods = methods, .m_slots = slots};
 PyMODINIT_FUNC PyInit__pairs(void) { return PyModuleDef_Init(&definition); }
-
-#elif !defined(W)
-#define W 32
-#include "_pairs.c"
-#define W 64
-#include "_pairs.c"
-#define FROM(name) JOIN2(JOIN2(from_, name), JOIN2(_, VB))
-#define WIDEN(name, from, to, value)                                                                                   \
-    TARGET static void FROM(name)(const void *p, void *out, size_t n) {                                                \
-        const from *x = p;                                                                                             \
-        for (size_t i = 0; i < n; i++) ((to *)out)[i] = (to)(value);                                                   \
-    }
-WIDEN(i8, i8, f32, x[i]) WIDEN(i16, i16, f32, x[i]) WIDEN(u8, u8, f32, x[i]) WIDEN(u16, u16, f32, x[i])
-WIDEN(i32, i32, f64, x[i]) WIDEN(i64, i64, f64, x[i]) WIDEN(u32, u32, f64, x[i]) WIDEN(u64, u64, f64, x[i])
-WIDEN(bool, u8, f32, x[i] != 0) WIDEN(e8m0, u8, f32, float8[4][x[i]]) WIDEN(f32, f32, f64, x[i])
-WIDEN(e4m3, u8, f32, float8[0][x[i]]) WIDEN(e4m3z, u8, f32, float8[2][x[i]])
-WIDEN(e5m2, u8, f32, float8[1][x[i]]) WIDEN(e5m2z, u8, f32, float8[3][x[i]])
-WIDEN(bf16, u16, u32, (u32)x[i] << 16)
-#define DIFFERENCE_OF(name, type)                                                                                      \
-    TARGET static void FROM(name)(const u64 *r, const u64 *t, f64 *restrict out, size_t n) {                           \
-        for (size_t i = 0; i < n; i++) out[i] = (f64)((type)t[i] > (type)r[i] ? t[i] - r[i] : r[i] - t[i]);            \
-    }
-DIFFERENCE_OF(signed, i64) DIFFERENCE_OF(unsigned, u64)
-TARGET static void FROM(half)(const void *p, void *out, size_t n) {
-    const u16 *x = p;
-    size_t i = 0;
-#if VB == 64
-    for (; i + 16 <= n; i += 16)
-        _mm512_storeu_ps((f32 *)out + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
-#elif VB == 32
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps((float *)out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
-#endif
-    for (; i < n; i++) {
-        /* A float32 with the same digits is 2^112 too small; the product is exact, denormals included. */
-        u32 bits = (u32)(x[i] & 0x7FFF) << 13, special = (x[i] & 0x7C00) == 0x7C00 ? 0x7F800000u : 0;
-        f32 scaled = *(const f32 *)&bits * 0x1p112f;
-        ((u32 *)out)[i] = *(const u32 *)&scaled | special | (u32)(x[i] & 0x8000) << 16;
-    }
-}
-static const Machine JOIN2(machine_, VB) = {
-    {SET(32), SET(64)},
-    {NULL, NULL, FROM(half), FROM(bf16), FROM(i8), FROM(u8), FROM(i16), FROM(i32), FROM(i64), FROM(bool), FROM(u16),
-     FROM(u32), FROM(u64), NULL, NULL, NULL, FROM(e4m3), FROM(e5m2), FROM(e4m3z), FROM(e5m2z), FROM(e8m0)},
-    FROM(f32), FROM(signed), FROM(unsigned),
-};
-#undef WIDEN
-#undef DIFFERENCE_OF
-#undef FROM
-#undef VB
-
-#else
-/* LOAD: some elements as float64.  FUSED adds a * b, which is exact in float64 where a and b are float32: there, and only
- * there, the two may be one instruction. */
-#if W == 32 && VB == 64
-#define LOAD(p) _mm512_cvtps_pd((__m256)*(const Part *)(p))
-#define FUSED(to, a, b) to = _mm512_fmadd_pd(a, b, to)
-#else
-#define LOAD(p) __builtin_convertvector(*(const Part *)(p), Wide)
-#if W == 32 && VB == 32
-#define FUSED(to, a, b) to = _mm256_fmadd_pd(a, b, to)
-#else
-#define FUSED(to, a, b) to += a * b
-#endif
-#endif
-
-/* Says how n elements differ; returns 0, and nonsense, if one may not be finite, which the squares tell; those of finite
- * float64 may overflow too.  Missing elements of the last step are zeros on both sides, which add nothing but equals. */
-TARGET static int NAME(pair)(const void *reference, const void *target, const f64 *exact, size_t n, double low,
-                             const Ahead *ahead, Block *block) {
-    typedef double Wide __attribute__((vector_size(VB)));
-    typedef uint64_t Mask __attribute__((vector_size(VB)));
-    typedef COUNTER Counter __attribute__((vector_size(VB / 8 * sizeof(COUNTER))));
-    typedef double Load __attribute__((vector_size(VB), aligned(1), may_alias));
-    typedef TYPE(f) Part __attribute__((vector_size(VB / 8 * sizeof(TYPE(f))), aligned(1), may_alias));
-    enum { D = VB / 8, ND = LANES / D };
-    const TYPE(f) *x = reference, *y = target;
-    const u8 *next = ahead->at[0], *next_target = ahead->at[1];
-    const Wide none = {0}, least = none + low, inf = none + INFINITY, good = none + 0.001, fair = none + 0.005;
-    const Mask one = (Mask){0} + 1, sign = one << 63, top = (Mask)inf;
-    Wide dot[ND], xx[ND], yy[ND], dd[ND], absolute[ND], shares[ND], units[ND], most[ND], worst[ND], furthest[ND];
-    Counter equal[ND], poor[ND], bad[ND];
-    TYPE(f) last[2][LANES] = {{0}};
-    f64 last_exact[LANES] = {0};
-    size_t whole = n / LANES * LANES, rest = n - whole;
-    memcpy(last[0], x + whole, rest * sizeof *x), memcpy(last[1], y + whole, rest * sizeof *y);
-    if (exact) memcpy(last_exact, exact + whole, rest * 8);
-    for (int j = 0; j < ND; j++) {
-        dot[j] = xx[j] = yy[j] = dd[j] = absolute[j] = shares[j] = units[j] = most[j] = worst[j] = furthest[j] = none;
-        equal[j] = poor[j] = bad[j] = (Counter){0};
-    }
-    for (size_t end = whole, part = 0; part < 2; part++) {
-        for (size_t i = 0; i < end; i += LANES) {
-            /* Memory is read while this block is worked on. */
-            __builtin_prefetch(next, 0, 2), __builtin_prefetch(next_target, 0, 2);
-            next += ahead->step[0], next_target += ahead->step[1];
-            for (int j = 0; j < ND; j++) {
-                Wide r = LOAD(x + i + j * D), t = LOAD(y + i + j * D);
-                Wide size = (Wide)((Mask)r & ~sign), d = (Wide)((Mask)(t - r) & ~sign);
-                if (W == 64 && exact) d = *(const Load *)(exact + i + j * D);
-                /* 0/0 is NaN, which no comparison counts. */
-                Wide relative = d / size;
-                /* Twice the inverse of the power of two at the reference. */
-                Wide inverse = (Wide)(top - ((Mask)LARGER(size, least) & top)), ulps = d * inverse;
-                FUSED(dot[j], r, t);
-                FUSED(xx[j], r, r);
-                FUSED(yy[j], t, t);
-                dd[j] += d * d, absolute[j] += d, units[j] += ulps;
-                most[j] = LARGER(d, most[j]), worst[j] = LARGER(relative, worst[j]);
-                furthest[j] = LARGER(ulps, furthest[j]);
-#if W == 32 && VB == 64
-                /* The same, of narrower numbers: no quotient of float32 but that by zero is infinite in float64. */
-                __m256 narrow = (__m256)*(const Part *)(x + i), other = (__m256)*(const Part *)(y + i);
-                TALLY(equal[j], _mm256_cmp_ps_mask(narrow, other, _CMP_EQ_OQ));
-                __mmask8 divisible = _mm256_cmp_ps_mask(narrow, _mm256_setzero_ps(), _CMP_NEQ_OQ);
-                shares[j] = _mm512_mask_add_pd(shares[j], divisible, shares[j], relative);
-#else
-                COUNT(equal[j], none, d);
-                ADD_BELOW(shares[j], relative, inf);
-#endif
-                COUNT(poor[j], relative, good);
-                COUNT(bad[j], relative, fair);
-            }
-        }
-        x = last[0], y = last[1], exact = exact ? last_exact : NULL, end = rest;
-    }
-    *block = (Block){.equal = rest ? rest - LANES : 0};
-    for (int j = 0; j < ND; j++) {
-        const Wide sums[SUMS] = {dot[j], xx[j], yy[j], dd[j], absolute[j], shares[j], units[j]};
-        const Wide limits[LIMITS] = {most[j], worst[j], furthest[j]};
-        for (int k = 0; k < D; k++) {
-            for (int i = 0; i < SUMS; i++) block->sum[i][j * D + k] = sums[i][k];
-            for (int i = 0; i < LIMITS; i++)
-                block->limit[i] = limits[i][k] > block->limit[i] ? limits[i][k] : block->limit[i];
-            block->equal += equal[j][k], block->thousandth += poor[j][k], block->five_thousandths += bad[j][k];
-        }
-    }
-    double square = 0;
-    for (int k = 0; k < LANES; k++) square += block->sum[REFERENCE][k] + block->sum[TARGET_SIDE][k];
-    return square < INFINITY;
-}
-
-/* The same where both sides are one: all that is left is the sum of squares. */
-TARGET static int NAME(square)(const void *p, size_t n, Block *block) {
-    typedef double Wide __attribute__((vector_size(VB)));
-    typedef TYPE(f) Part __attribute__((vector_size(VB / 8 * sizeof(TYPE(f))), aligned(1), may_alias));
-    enum { D = VB / 8, ND = LANES / D };
-    const TYPE(f) *x = p;
-    Wide sum[ND] = {{0}};
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < ND; j++) {
-            Wide r = LOAD(x + i + j * D);
-            FUSED(sum[j], r, r);
-        }
-    *block = (Block){.equal = n};
-    memcpy(block->sum[DOT], sum, sizeof sum);
-    for (int k = 0; i < n; i++, k++) block->sum[DOT][k] += (double)x[i] * (double)x[i];
-    double square = 0;
-    for (int k = 0; k < LANES; k++) square += block->sum[DOT][k];
-    memcpy(block->sum[REFERENCE], block->sum[DOT], sizeof *block->sum);
-    memcpy(block->sum[TARGET_SIDE], block->sum[DOT], sizeof *block->sum);
-    return square < INFINITY;
-}
-
-/* Counts what is not finite and writes copies with zeros on both sides there. */
-TARGET static void NAME(clean)(const void *p, const void *q, size_t n, void *out, void *out_target,
-                               uint64_t *special) {
-    const TYPE(u) *x = p, *y = q, inf = W == 64 ? (TYPE(u))0x7FF0000000000000u : 0x7F800000u;
-    const TYPE(u) size = ((TYPE(u))1 << (W - 1)) - 1;
-    TYPE(u) *restrict to = out, *restrict to_target = out_target;
-    TYPE(u) nan[3] = {0}, infinite[4] = {0}, either = 0; /* nan and infinite in the order of the enum */
-    for (size_t i = 0; i < n; i++) {
-        TYPE(u) r = x[i], t = y[i], a = r & size, b = t & size, both = (TYPE(u))-(TYPE(i))((a < inf) & (b < inf));
-        TYPE(u) nan_r = a > inf, nan_t = b > inf, inf_r = a == inf, inf_t = b == inf, same = r == t;
-        nan[0] += nan_r & ~nan_t, nan[1] += nan_t & ~nan_r, nan[2] += nan_r & nan_t;
-        infinite[0] += inf_r & ~inf_t, infinite[1] += inf_t & ~inf_r;
-        infinite[2] += inf_r & same, infinite[3] += inf_r & inf_t & ~same;
-        either += both + 1;
-        to[i] = r & both, to_target[i] = t & both;
-    }
-    for (int k = 0; k < 3; k++) special[NAN_REFERENCE + k] += nan[k];
-    for (int k = 0; k < 4; k++) special[INF_REFERENCE + k] += infinite[k];
-    special[EITHER] += either;
-}
-#undef LOAD
-#undef FUSED
-#undef W
-#endif

@@ -4,5 +4,14 @@ Buffer = bytes | bytearray | memoryview | mmap
 
 ISA: str
 
-def contrast(reference: Buffer, reference_code: int, target: Buffer, target_code: int, state: bytearray, /) -> None: ...
+def contrast(
+    reference: Buffer,
+    reference_code: int,
+    target: Buffer,
+    target_code: int,
+    state: bytearray,
+    checksums: bytearray = ...,
+    /,
+) -> None: ...
+def let_go(view: memoryview, /) -> None: ...
 def skip_json(buffer: Buffer, start: int, /) -> int: ...

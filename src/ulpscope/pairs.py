@@ -4,12 +4,14 @@ The functions come from the C extension where it could be built, else from `pair
 the same results (sums to rounding).  Nothing here knows files: a stream is a buffer of elements in row-major order and
 their dtype code.
 
-    contrast(reference, reference_code, target, target_code, state) -> None
+    contrast(reference, reference_code, target, target_code, state[, checksums]) -> None
     skip_json(buffer, start) -> int
+    let_go(view) -> None
     totals(state) -> Totals
 
 `contrast` adds what it finds to `state`, a bytearray of one `STATE` that begins as zeros, so that streams of any length
-can be fed in pieces; ValueError if the two are not equally long, or complex (`pairs_fallback` alone takes those).  Where
+can be fed in pieces; with `checksums`, a bytearray of two little-endian uint32 that begins as zeros, it brings the CRC-32 of
+both streams forward in the same pass; ValueError if the two are not equally long, or complex (`pairs_fallback` alone takes those).  Where
 either element is not finite, the pair counts in `special` and adds nothing to sums and maxima.  Over all others, with r
 and t the two elements as float64 and d = |t - r| (of 64-bit integers the true difference, rounded once):
 
@@ -26,6 +28,9 @@ and t the two elements as float64 and d = |t - r| (of 64-bit integers the true d
 
 `skip_json` returns the index just behind the JSON value that begins at `start`, by matching brackets outside of strings
 and without looking at anything else; ValueError if the buffer ends before the value does.
+
+`let_go` gives the pages that lie wholly within a view of a mapped file back, which the caller makes sure it is: the bytes come
+from the file again when they are read.
 """
 
 from dataclasses import dataclass
@@ -34,15 +39,15 @@ from struct import Struct
 from ulpscope import pairs_fallback
 
 try:
-    from ulpscope._pairs import contrast, skip_json
+    from ulpscope._pairs import contrast, let_go, skip_json
 
     HAVE_EXTENSION = True
 except ImportError:
-    from ulpscope.pairs_fallback import contrast, skip_json
+    from ulpscope.pairs_fallback import contrast, let_go, skip_json
 
     HAVE_EXTENSION = False
 
-__all__ = ["HAVE_EXTENSION", "STATE", "Totals", "contrast", "skip_json", "totals"]
+__all__ = ["HAVE_EXTENSION", "STATE", "Totals", "contrast", "let_go", "skip_json", "totals"]
 
 STATE = pairs_fallback.STATE
 _LANES = 8

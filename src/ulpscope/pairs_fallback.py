@@ -5,9 +5,11 @@ so the memory it takes does not grow with the streams.  Of complex numbers, d an
 of pairs of reals; one is NaN if either part is, else infinite if either part is.
 """
 
+import mmap
 import re
+import zlib
 from collections.abc import Iterator
-from mmap import mmap
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from ulpscope.dtypes import DTYPES, DType, values_from
 
 Array = NDArray[Any]
-Buffer = bytes | bytearray | memoryview | mmap
+Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 SPECIAL = (
     "nan_reference",
@@ -45,6 +47,7 @@ STATE = np.dtype(
 )
 
 _PIECE = 1 << 16
+_CHECKSUMS = Struct("<2I")
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
 # Bits of mantissa, and the exponent of the smallest normal number; a complex dtype has those of its parts.
@@ -187,10 +190,23 @@ def _product(a: Array, b: Array) -> float:
     return float(np.dot(a.view(np.float64), b.view(np.float64)))
 
 
-def contrast(reference: Buffer, reference_code: int, target: Buffer, target_code: int, state: bytearray, /) -> None:
+def contrast(
+    reference: Buffer,
+    reference_code: int,
+    target: Buffer,
+    target_code: int,
+    state: bytearray,
+    checksums: bytearray | None = None,
+    /,
+) -> None:
     """Add how the two streams differ to the state described in `pairs`.  ValueError if they are not equally long."""
     if len(state) != STATE.itemsize:
         raise ValueError(f"state has {len(state)} bytes; it must have {STATE.itemsize}")
+    if checksums is not None:
+        if len(checksums) != _CHECKSUMS.size:
+            raise ValueError(f"checksums have {len(checksums)} bytes; they must have {_CHECKSUMS.size}")
+        sides = zip((reference, target), _CHECKSUMS.unpack(checksums), strict=True)
+        _CHECKSUMS.pack_into(checksums, 0, *(zlib.crc32(side, before) for side, before in sides))
     left, right = _dtype_of(reference_code), _dtype_of(target_code)
     found = np.frombuffer(state, STATE)[0]
     with np.errstate(all="ignore"):
@@ -247,3 +263,19 @@ def skip_json(buffer: Buffer, start: int, /) -> int:
             if depth == 0:
                 return mark.end()
     raise ValueError(f"no whole JSON value begins at byte {start}")
+
+
+def let_go(view: memoryview, /) -> None:
+    """Let go of the pages that lie wholly within a view of a mapped file."""
+    mapping = view.obj
+    if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
+        return
+    first = _address(view) - _address(mapping)
+    begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (first + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def _address(memory: memoryview | mmap.mmap) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)

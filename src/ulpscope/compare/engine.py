@@ -10,7 +10,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -20,7 +20,7 @@ from pathlib import Path
 from ulpscope.compare.align import Align, Pairing, align
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, How, Level, Match, Verdict
 from ulpscope.compare.mapping import Mapping
-from ulpscope.compare.metrics import Contrast, contrast_bits
+from ulpscope.compare.reading import Pending, Reading
 from ulpscope.compare.runs import pair_runs
 from ulpscope.compare.verdict import (
     elements_error,
@@ -34,7 +34,6 @@ from ulpscope.making import maker
 from ulpscope.naming import value_text
 from ulpscope.native import sketch_relative_l2
 from ulpscope.records import CallId, CallRecord, Value
-from ulpscope.store.mapped import forget
 from ulpscope.store.reader import Dump, open_dump
 
 # Calls that wait for their elements, and contrasts kept for the calls that use the same payloads again.
@@ -61,7 +60,7 @@ def compare_dumps(reference: Dump, target: Dump, options: Options | None = None)
     jobs = options.jobs or os.cpu_count() or 1
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(jobs)) if jobs > 1 else None
-        pairs = _Pairs(reference, target, pool, elements=options.elements)
+        pairs = _Pairs(reference, target, Reading(reference, target, pool), elements=options.elements)
         waiting: deque[tuple[Match, list[_Draft | Comparison]]] = deque()
         for pairing in pairings:
             waiting.append(_drafts(reference, target, pairing, options.mapping, pairs))
@@ -95,7 +94,7 @@ class _Draft:
     match: Match
     reference: Value
     target: Value
-    contrast: Future[Contrast]
+    contrast: Pending
 
 
 def _drafts(
@@ -138,11 +137,11 @@ def _from_mapping(
 class _Pairs:
     """Starts reading the elements of two values where both have them; each pair of payloads once."""
 
-    def __init__(self, reference: Dump, target: Dump, pool: ThreadPoolExecutor | None, *, elements: bool) -> None:
+    def __init__(self, reference: Dump, target: Dump, reading: Reading, *, elements: bool) -> None:
         self._reference, self._target = reference, target
-        self._pool = pool
+        self._reading = reading
         self._elements = elements
-        self._kept: dict[tuple[int, int, str | None, str | None], Future[Contrast]] = {}
+        self._kept: dict[tuple[int, int, str | None, str | None], Pending] = {}
 
     def draft(self, match: Match, left: Value | None, right: Value | None) -> _Draft | Comparison:
         """The comparison of two values, or a draft where their elements have to be read first."""
@@ -171,38 +170,15 @@ class _Pairs:
         ours, theirs = self._reference.sketch(left), self._target.sketch(right)
         return None if ours is None or theirs is None else sketch_relative_l2(ours, theirs)
 
-    def _contrast(self, left: Value, right: Value) -> Future[Contrast]:
+    def _contrast(self, left: Value, right: Value) -> Pending:
         assert left.payload is not None and right.payload is not None
         key = (left.payload.offset, right.payload.offset, left.dtype, right.dtype)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= _KEPT:
                 del self._kept[next(iter(self._kept))]
-            found = self._kept[key] = self._started(left, right)
+            found = self._kept[key] = self._reading.start(left, right)
         return found
-
-    def _started(self, left: Value, right: Value) -> Future[Contrast]:
-        if self._pool is not None:
-            return self._pool.submit(self._read, left, right)
-        done: Future[Contrast] = Future()
-        try:
-            done.set_result(self._read(left, right))
-        except DumpError as error:
-            done.set_exception(error)
-        return done
-
-    def _read(self, left: Value, right: Value) -> Contrast:
-        ours, ours_bits, ours_shape = self._reference.raw(left)
-        theirs, theirs_bits, theirs_shape = self._target.raw(right)
-        if math.prod(ours_shape) != math.prod(theirs_shape):
-            raise DumpError(f"the stored elements have shapes {ours_shape} and {theirs_shape}")
-
-        def release(start: int, stop: int) -> None:
-            # A mapped page counts as memory of this process until it is let go.
-            forget(ours_bits, start * ours.itemsize, stop * ours.itemsize)
-            forget(theirs_bits, start * theirs.itemsize, stop * theirs.itemsize)
-
-        return contrast_bits(ours_bits, ours, theirs_bits, theirs, done=release)
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import mmap
+from typing import NamedTuple
 
-import numpy as np
+from ulpscope import native, pairs
+from ulpscope.dtypes import DType
+from ulpscope.errors import DumpError
+
+
+class StoredBits(NamedTuple):
+    """The elements of a tensor in row-major order, as they lie in a file.
+
+    `crc` is the CRC-32 they must have, where nobody has looked yet, and `damaged` what to say if they have another.
+    """
+
+    dtype: DType
+    raw: memoryview
+    shape: tuple[int, ...]
+    crc: int | None = None
+    damaged: str = ""
+
+    def check(self, found: int | None = None) -> None:
+        """Raises DumpError where the bits have another CRC-32 than they must; `found` is what it is, if that is known."""
+        if self.crc is not None and self.crc != (native.crc32(self.raw) if found is None else found):
+            raise DumpError(self.damaged)
 
 
 def forget(view: memoryview, start: int, stop: int) -> None:
     """Lets go of the pages that lie wholly within these bytes of a view of a mapped file; other views do nothing.
 
     The bytes stay readable: they come from the file again."""
-    mapping = view.obj
-    if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise") or stop <= start:
-        return
-    base = _address(memoryview(mapping))
-    first = _address(view) - base + start
-    begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (first + stop - start) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > begin:
-        mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+    if isinstance(view.obj, mmap.mmap):
+        pairs.let_go(view[start:stop])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import stat
 import struct
@@ -20,6 +21,7 @@ from ulpscope.errors import DumpError, did_you_mean
 from ulpscope.naming import call_text, parse_call
 from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Summary, ToldStats, Value
 from ulpscope.store import layout
+from ulpscope.store.mapped import StoredBits
 from ulpscope.store.ring import left_in
 from ulpscope.store.tables import (
     CALL,
@@ -283,12 +285,16 @@ class Dump:
         dtype = dtype_named(str(value.extra.get("stored_dtype", value.dtype)))
         shape = tuple(value.extra.get("stored_shape", value.shape))
         start, nbytes = value.payload.offset, value.payload.nbytes
-        if any(size < 0 for size in shape) or nbytes != dtype.itemsize * int(np.prod(shape, dtype=object)):
+        if any(size < 0 for size in shape) or nbytes != dtype.itemsize * math.prod(shape):
             raise DumpError(
                 f"{self.folder / layout.PAYLOAD}: {nbytes} bytes do not make a {dtype.name} of shape {shape}"
             )
         data = self._payload_bytes(start, nbytes)
         return dtype, data, shape
+
+    def stored(self, value: Value) -> StoredBits:
+        """As `raw`; where a file has a checksum of the bits, finding it may be left to the one who reads them."""
+        return StoredBits(*self.raw(value))
 
     def _payload_bytes(self, start: int, nbytes: int) -> memoryview:
         end = start + nbytes

@@ -264,6 +264,38 @@ def test_forgotten_pages_can_be_read_again(tmp_path: Path) -> None:
     forget(memoryview(b"not a file"), 0, 10)
 
 
+@pytest.mark.parametrize("side", ["r", "t"])
+def test_a_changed_byte_in_a_file_of_torch_is_found_while_it_is_compared(tmp_path: Path, side: str) -> None:
+    folders = {}
+    for each in "rt":
+        native = run(tmp_path / "native" / each, {("input", 0): X, ("output", 0): Y})
+        folders[each] = tmp_path / each / "step0" / "rank0"
+        write_msprobe(open_dump(native), folders[each], task="tensor", level="L1")
+    (path,) = folders[side].rglob("*output.0.pt")
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(Y.tobytes()) + 1001] ^= 1
+    path.write_bytes(whole)
+    found = rows(folders["r"], folders["t"])
+    assert found["input.0"].verdict.codes == (Code.IDENTICAL,)
+    assert found["output.0"].verdict.level is Level.UNKNOWN
+    assert f"{path} is not a tensor that can be read" in found["output.0"].verdict.text
+    assert "damaged" in found["output.0"].verdict.text
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_many_values_are_read_some_at_a_time_and_each_gets_its_own_answer(tmp_path: Path, jobs: int) -> None:
+    folders = []
+    for side in range(2):
+        builder = DumpBuilder(tmp_path / str(side))
+        for number in range(300):
+            values = {("input", 0): X + number, ("output", 0): X * number + side * (number % 3)}
+            builder.call("Tensor", "add", number, values=values)
+        folders.append(open_dump(builder.close()))
+    found = [call.values for call in compare_dumps(folders[0], folders[1], Options(jobs=jobs))]
+    assert [given.error for given, _ in found] == [0.0] * 300
+    assert [made.contrast.max_abs for _, made in found if made.contrast] == [float(number % 3) for number in range(300)]
+
+
 def test_entries_of_a_dump_json_are_read_one_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "step0" / "rank0"
     folder.mkdir(parents=True)

@@ -3,8 +3,10 @@
 import dataclasses
 import math
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from types import ModuleType
 from unittest.mock import patch
 
@@ -163,6 +165,79 @@ def test_small_differences_are_measured_as_defined(module, name):
     for n in (8, 64, 1024, 1025, 3000):
         raw = random_bits(generator, name, n)
         check(module, raw, name, nearby(generator, raw, name), name)
+
+
+# Three blocks of the extension and a bit: after the first, close elements are measured in float32 and others put aside.
+LONG = 3 * 4096 + 13
+FLOATS = ["float32", "float16", "bfloat16"]
+ODD = {
+    "nothing": [],
+    "zeros": [(0.0, 0.0), (-0.0, 0.0), (0.0, -0.0)],
+    "a reference of zero": [(0.0, 1e-3)],
+    "large differences": [(1.0, 2.0), (1.0, -1.0), (2.0, 0.0), (-3.0, 1e30)],
+    "limits": [(1000.0, 1001.0), (1000.0, 999.0), (200.0, 201.0), (-200.0, -199.0)],
+    "what is not finite": [(math.nan, 1.0), (1.0, math.nan), (math.inf, math.inf), (math.inf, 1.0), (2.0, -math.inf)],
+    "denormals": [(1e-41, 1.1e-41), (1e-40, 1.0001e-40), (-6e-8, -6e-8), (0.0, 1e-45)],
+    "what is large": [(3e38, 3.0001e38), (-3e38, 3e38), (6e4, 6.1e4)],
+}
+
+
+def bits_of(values: np.ndarray, name: str) -> bytes:
+    with np.errstate(all="ignore"):
+        if name == "bfloat16":
+            return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        return values.astype(DTYPES[name].bits).tobytes()
+
+
+@each_module
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.05, 0.5])
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", FLOATS)
+def test_close_elements_with_others_among_them_are_measured_as_defined(module, name, odd, share):
+    generator = np.random.default_rng(len(odd) + int(1000 * share))
+    values = generator.standard_normal(LONG)
+    noisy = values * (1 + 1e-4 * generator.standard_normal(LONG))
+    noisy[generator.random(LONG) < share] += 1e-2
+    if name != "float32":
+        # Numbers of fewer digits are either equal or not close.
+        noisy[generator.random(LONG) < 0.99] = np.nan
+        noisy = np.where(np.isnan(noisy), values, noisy)
+    for at, (r, t) in zip(range(4100, LONG, 311), ODD[odd] * 5, strict=False):
+        values[at], noisy[at] = r, t
+    check(module, bits_of(values, name), name, bits_of(noisy, name), name)
+
+
+@each_module
+@pytest.mark.parametrize("scale", [2.0**-140, 2.0**-120, 2.0**125, 2.0**127])
+def test_close_elements_of_any_size_are_measured_as_defined(module, scale):
+    generator = np.random.default_rng(1)
+    values = generator.uniform(0.5, 1.0, LONG) * generator.choice([-1, 1], LONG)
+    noisy = values * (1 + 1e-4 * generator.standard_normal(LONG))
+    check(module, bits_of(values * scale, "float32"), "float32", bits_of(noisy * scale, "float32"), "float32")
+
+
+@each_module
+def test_the_largest_relative_error_is_found_wherever_it_is(module):
+    values = np.ones(LONG, np.float32)
+    values[: LONG // 2] += np.float32(2.0**-20)
+    for size in (2.0**-13, 2.0**-12, 2.0**-9):
+        for place in (0, 4095, 5000, LONG - 1):
+            target = values * np.float32(1 + 2.0**-14)
+            target[place] = values[place] * np.float32(1 + size)
+            check(module, values.tobytes(), "float32", target.tobytes(), "float32")
+
+
+@each_module
+@pytest.mark.parametrize("name", ["float32", "uint8", "int64"])
+def test_the_checksums_of_both_streams_come_with_the_contrast(module, name):
+    generator = np.random.default_rng(2)
+    for n in (0, 1, 100, 40000):
+        sides = [random_bits(generator, name, n) for _ in range(2)]
+        checksums = bytearray(8)
+        contrast_of(module, sides[0], name, sides[1], name, checksums=checksums)
+        assert struct.unpack("<2I", checksums) == tuple(map(zlib.crc32, sides))
+    with pytest.raises(ValueError, match="checksums have 4 bytes"):
+        contrast_of(module, sides[0], name, sides[1], name, checksums=bytearray(4))
 
 
 def elements(name: str, n: int) -> st.SearchStrategy[bytes]:
@@ -444,17 +519,20 @@ def test_streams_that_are_not_equally_long_are_refused(module):
 
 
 @pytest.mark.skipif(len(MODULES) < 2, reason="the extension is not built")
+@pytest.mark.parametrize("close", [False, True])
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "int32", "int64", "uint64", "float8_e5m2"])
-def test_the_numbers_are_the_same_whatever_the_instruction_set(name):
+def test_the_numbers_are_the_same_whatever_the_instruction_set(name, close):
     program = (
         "import sys, numpy as np; from ulpscope import _pairs, pairs; from ulpscope.dtypes import DTYPES;"
-        "d = DTYPES[sys.argv[1]]; g = np.random.default_rng(0); s = bytearray(pairs.STATE.itemsize);"
-        "r, t = (g.integers(0, 256, 5003 * d.itemsize, np.uint8) & 191 for _ in range(2));"
+        "d = DTYPES[sys.argv[1]]; g = np.random.default_rng(0); s = bytearray(pairs.STATE.itemsize); n = 20003;"
+        "r, t = (g.integers(0, 256, n * d.itemsize, np.uint8) & 191 for _ in range(2));"
+        "t = np.where(g.random(t.size) < 0.001, t, r) if sys.argv[2] == 'True' else t;"
+        "t[:: d.itemsize] ^= d.itemsize >= 4;"
         "_pairs.contrast(r, d.code, t, d.code, s); print(s.hex())"
     )
     outputs = set()
     for isa in ("base", "avx2", "avx512"):
         environment = {**os.environ, "ULPSCOPE_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", program, name]
+        command = [sys.executable, "-c", program, name, str(close)]
         outputs.add(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
     assert len(outputs) == 1

@@ -32,7 +32,8 @@ from ulpscope.records import (
 from ulpscope.store import layout
 from ulpscope.store.formats.json_entries import JsonEntries
 from ulpscope.store.formats.msprobe_values import MsprobeValues
-from ulpscope.store.formats.pt import read_pt
+from ulpscope.store.formats.pt import map_pt
+from ulpscope.store.mapped import StoredBits
 from ulpscope.store.reader import Dump
 
 LEVELS = {"L0": "module", "L1": "op", "mix": "mix", "L2": "kernel"}
@@ -57,6 +58,7 @@ class MsprobeDump(Dump):
         self._ids = [self._parsed_id(file, name) for file in self._files for name in file.names]
         self._parents = self._texts("construct.json")
         self._stacks, self._stack_of = self._read_stacks()
+        self._tensor_folder = os.fspath(self.folder / layout.MSPROBE_TENSORS)
         self._tensors, self._tensor_bytes = self._list_tensors()
         self._leaves = MsprobeValues(self.folder, self._tensors)
         self.manifest = self._manifest(self._files[0].header)
@@ -245,19 +247,26 @@ class MsprobeDump(Dump):
         )
 
     def raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
+        found = self.stored(value)
+        found.check()
+        return found.dtype, found.raw, found.shape
+
+    def stored(self, value: Value) -> StoredBits:
         if value.payload is None:
             raise DumpError("this value was recorded without its elements; msprobe stores them with task tensor")
         name = self._leaves.payload_names[value.payload.offset]
-        path = self.folder / layout.MSPROBE_TENSORS / name
+        # Joining paths as texts: there are as many as tensors.
+        path = f"{self._tensor_folder}{os.sep}{name}"
         if not self._tensors[name][1]:
             raise DumpError(f"{path} is a symbolic link or no file; a dump holds plain files only")
-        dtype, shape, raw = read_pt(path)
+        found = map_pt(path)
         told = tuple(value.extra.get("stored_shape", value.shape or ()))
-        if shape != told or dtype.name != str(value.extra.get("stored_dtype", value.dtype)).removeprefix("torch."):
+        name = found.dtype.name
+        if found.shape != told or name != str(value.extra.get("stored_dtype", value.dtype)).removeprefix("torch."):
             raise DumpError(
-                f"{path} holds a {dtype.name} of shape {shape}; its dump says {value.dtype} of shape {told}"
+                f"{path} holds a {name} of shape {found.shape}; its dump says {value.dtype} of shape {told}"
             )
-        return dtype, memoryview(raw), shape
+        return found
 
 
 def call_named(name: str) -> CallId | None:

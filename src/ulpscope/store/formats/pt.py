@@ -22,7 +22,8 @@ import numpy as np
 from ulpscope import native
 from ulpscope.dtypes import DTYPES, DType
 from ulpscope.errors import DumpError
-from ulpscope.store.formats.stored_zip import Member, bytes_of, members_of
+from ulpscope.store.formats.stored_zip import Member, bytes_of, damaged, members_of
+from ulpscope.store.mapped import StoredBits
 
 _ALIGN = 64
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -194,16 +195,23 @@ class _Tensor:
     negative: bool
 
 
-def read_pt(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
+def read_pt(path: Path | str) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
     """The element type, shape and row-major bits of a tensor that `torch.save` wrote. Raises DumpError for all else."""
-    path = Path(path)
+    found = map_pt(path)
+    found.check()
+    return found.dtype, found.shape, found.raw
+
+
+def map_pt(path: Path | str) -> StoredBits:
+    """As read_pt, but where the bits are a member of the file as a whole, they are not read: their CRC-32 is still to be found."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
-            view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
-            members = members_of(file, view)
-        return _read(path, view, members)
+        try:
+            mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if os.fstat(descriptor).st_size else None
+        finally:
+            os.close(descriptor)
+        view = memoryview(b"" if mapping is None else mapping)
+        return _read(path, view, members_of(view))
     except zipfile.BadZipFile as error:
         _refuse(path, f"it is cut, damaged, or in torch's format from before 1.6 ({error})")
     except OSError as error:
@@ -212,13 +220,15 @@ def read_pt(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
         _refuse(path, str(error) or type(error).__name__, error)
 
 
-def _refuse(path: Path, why: str, cause: BaseException | None = None) -> NoReturn:
-    raise DumpError(f"{path} is not a tensor that can be read: {why}") from cause
+def _refuse(path: Path | str, why: str, cause: BaseException | None = None) -> NoReturn:
+    raise DumpError(_unreadable(path, why)) from cause
 
 
-def _read(
-    path: Path, view: memoryview, members: dict[str, Member]
-) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
+def _unreadable(path: Path | str, why: str) -> str:
+    return f"{path} is not a tensor that can be read: {why}"
+
+
+def _read(path: Path | str, view: memoryview, members: dict[str, Member]) -> StoredBits:
     if len(members) > _MAX_MEMBERS:
         _refuse(path, f"it has {len(members)} members")
     roots = [name.removesuffix("/data.pkl") for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -237,7 +247,13 @@ def _read(
     stored = members.get(f"{root}/data/{tensor.storage.key}")
     if stored is None:
         _refuse(path, f"storage {tensor.storage.key!r} is missing")
-    return tensor.dtype, tensor.shape, _elements(tensor, bytes_of(view, stored))
+    raw = bytes_of(view, stored, check=False)
+    bits = memoryview(_elements(tensor, raw))
+    if bits.nbytes == stored.size and bits.obj is raw.obj:
+        return StoredBits(tensor.dtype, bits, tensor.shape, stored.crc, _unreadable(path, damaged(stored)))
+    if native.crc32(raw) != stored.crc:
+        raise ValueError(damaged(stored))
+    return StoredBits(tensor.dtype, bits, tensor.shape)
 
 
 @functools.lru_cache(256)

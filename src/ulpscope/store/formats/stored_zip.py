@@ -1,13 +1,15 @@
-"""The members of a zip that are stored as they are, as memory: their directory, and their bytes checked against their CRC-32.
+"""The members of a zip that are stored as they are, as memory: their directory, and their bytes, checked against their CRC-32.
 
 Knows zips as torch writes them by itself; the directory of every other is read by zipfile, at five times the cost.
 """
 
 from __future__ import annotations
 
+import io
+import mmap
 import zipfile
 from struct import Struct
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 from ulpscope import native
 
@@ -32,17 +34,24 @@ class Member(NamedTuple):
     offset: int
 
 
-def members_of(file: BinaryIO, view: memoryview) -> dict[str, Member]:
-    """The directory of a zip, given as an open file and as its bytes. Raises BadZipFile, as zipfile does."""
+def members_of(view: memoryview) -> dict[str, Member]:
+    """The directory of a zip, given as its bytes. Raises BadZipFile, as zipfile does."""
     found = _usual(view)
     if found is not None:
         return found
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(_file_of(view)) as archive:
         return {info.filename: _member(info) for info in archive.infolist()}
 
 
-def bytes_of(view: memoryview, member: Member) -> memoryview:
-    """The bytes of a member. Raises ValueError where it is compressed, encrypted, not there, cut or damaged."""
+def damaged(member: Member) -> str:
+    """What is wrong where the bytes of a member have another CRC-32 than its directory says."""
+    return f"the bytes of member {member.name} are damaged (their CRC-32 is another)"
+
+
+def bytes_of(view: memoryview, member: Member, *, check: bool = True) -> memoryview:
+    """The bytes of a member. Raises ValueError where it is compressed, encrypted, not there, cut or damaged.
+
+    Without `check`, whether they are damaged is left to the caller."""
     if member.method != zipfile.ZIP_STORED or member.flags & 1 or member.stored != member.size:
         raise ValueError(f"member {member.name} is compressed or encrypted; torch.save does neither")
     at = member.offset
@@ -53,9 +62,15 @@ def bytes_of(view: memoryview, member: Member) -> memoryview:
     data = view[start : start + member.size]
     if len(data) != member.size:
         raise ValueError(f"member {member.name} is cut")
-    if native.crc32(data) != member.crc:
-        raise ValueError(f"the bytes of member {member.name} are damaged (their CRC-32 is another)")
+    if check and native.crc32(data) != member.crc:
+        raise ValueError(damaged(member))
     return data
+
+
+def _file_of(view: memoryview) -> BinaryIO:
+    """The same bytes to read and seek in; those of a mapped file are not copied."""
+    mapping = view.obj
+    return cast(BinaryIO, mapping) if isinstance(mapping, mmap.mmap) else io.BytesIO(view)
 
 
 def _usual(view: memoryview) -> dict[str, Member] | None:
