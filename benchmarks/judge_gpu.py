@@ -1,4 +1,4 @@
-"""The judge on a CUDA device: a Llama step judged by its own replay and beside the CPU's, clean and with one injected fault.
+"""The judge on a CUDA device: training steps judged by their own replay and beside the CPU's, clean and with one injected fault.
 
     python benchmarks/judge_gpu.py [--device cpu] [--cases bf16] [--json out.json]
 
@@ -72,10 +72,11 @@ class Case:
     name: str
     dtype: str
     optimizer: str
-    attention: str = "sdpa"
+    model: str = "sdpa"  # a Llama with this attention, or one of the zoo
     autocast: bool = False
     fault: Fault | None = None
     beside_cpu: bool = True
+    tf32: bool = False
 
 
 # A Llama layer has seven products forward; numbers from 29 on (the head is 28) are in the backward pass.
@@ -102,6 +103,65 @@ def cases() -> Iterator[Case]:
     yield Case("autocast bf16 adamw", "fp32", "adamw", autocast=True)
     late = Fault("mm.default", 60, scaled)
     yield Case("autocast bf16 adamw scaled", "fp32", "adamw", autocast=True, fault=late)
+    third = Fault("mm.default", 12, short)
+    yield Case("tf32 sgd", "fp32", "sgd", tf32=True)
+    yield Case("tf32 sgd short", "fp32", "sgd", tf32=True, fault=third)
+    for model in ZOO:
+        for dtype in DTYPES:
+            yield Case(f"{dtype} {model}", dtype, "adamw", model)
+    yield Case("tf32 convolutions", "fp32", "sgd", "convolutions", tf32=True)
+    one = Fault("convolution.default", 1, scaled)
+    yield Case("tf32 convolutions scaled", "fp32", "sgd", "convolutions", tf32=True, fault=one)
+    yield Case("bf16 sequences scaled", "bf16", "sgd", "sequences", fault=Fault("addmm.default", 3, scaled))
+
+
+class Convolutions(torch.nn.Module):
+    """Convolutions of all kinds, batch, group and instance norm, pooling, upsampling, a loss with smoothed labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.GroupNorm(4, 32), nn.SiLU(), nn.Conv2d(32, 64, 1, stride=2),
+            nn.BatchNorm2d(64), nn.GELU(), nn.ConvTranspose2d(64, 32, 2, 2), nn.InstanceNorm2d(32, affine=True), nn.Mish(),
+            nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(32, 64, 5, padding=2), nn.Hardswish(),
+            nn.AdaptiveAvgPool2d(4), nn.Dropout2d(0.1), nn.Flatten(), nn.Linear(1024, 128), nn.PReLU(), nn.Linear(128, 10),
+        )  # fmt: skip
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        dtype = next(self.parameters()).dtype
+        images = torch.randn(8, 3, 32, 32, generator=generator).to(tokens.device, dtype)
+        return torch.nn.functional.cross_entropy(self.body(images), tokens[0, :8] % 10, label_smoothing=0.1)
+
+
+class Sequences(torch.nn.Module):
+    """A transformer encoder with dropout and a mask, a recurrent layer, weighted classes, a clipped scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.words = nn.Embedding(VOCABULARY, 128, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(128, 4, 256, 0.1, batch_first=True, norm_first=True, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.rnn = nn.LSTM(128, 64, 2, batch_first=True, bidirectional=True)
+        self.norm = nn.RMSNorm(128)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(128, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(
+            TOKENS, device=tokens.device, dtype=next(self.parameters()).dtype
+        )
+        hidden = self.encoder(self.words(tokens), mask=mask)
+        hidden = self.norm(hidden + self.rnn(hidden)[0]) * self.scale.exp().clamp(max=100)
+        logits = self.head(hidden).float().flatten(0, 1)
+        weight = torch.linspace(0.5, 1.5, 64, device=tokens.device)
+        return torch.nn.functional.cross_entropy(logits, tokens.flatten() % 64, weight=weight, ignore_index=3)
+
+
+ZOO = {"convolutions": Convolutions, "sequences": Sequences}
 
 
 class Simulated(TorchDispatchMode):
@@ -143,23 +203,21 @@ class Recorded:
 
 
 def record(case: Case, device: str, folder: Path) -> Recorded:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=8,
-        num_key_value_heads=4, vocab_size=VOCABULARY, max_position_embeddings=512, attn_implementation=case.attention,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).to(DTYPES[case.dtype]).to(device)
+    model = make_model(case).to(DTYPES[case.dtype]).to(device)
     tokens = torch.randint(0, VOCABULARY, (2, TOKENS)).to(device)
     optimizer = make_optimizer(case, model)
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = (
+        "tf32" if case.tf32 else "ieee"
+    )
 
     def step() -> None:
         kind = torch.device(device).type
         low = torch.autocast(kind, torch.bfloat16) if case.autocast else contextlib.nullcontext()
         with low:
-            loss = model(input_ids=tokens, labels=tokens).loss
+            loss = model(tokens) if case.model in ZOO else model(input_ids=tokens, labels=tokens).loss
         (loss * 256 if case.dtype == "fp16" else loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
         optimizer.step()
 
     simulated = Simulated(case.fault)
@@ -173,6 +231,18 @@ def record(case: Case, device: str, folder: Path) -> Recorded:
     rows = [row for path in find_ledgers(folder) for row in read_ledger(path)[1]]
     times = judged - began, time.perf_counter() - judged
     return Recorded(rows, simulated.shapes, simulated.changed, *times, ledger.notes)
+
+
+def make_model(case: Case) -> torch.nn.Module:
+    if case.model in ZOO:
+        return ZOO[case.model]()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=8,
+        num_key_value_heads=4, vocab_size=VOCABULARY, max_position_embeddings=512, attn_implementation=case.model,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
 
 
 def make_optimizer(case: Case, model: torch.nn.Module) -> torch.optim.Optimizer:

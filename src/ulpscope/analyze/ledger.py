@@ -257,6 +257,8 @@ def _unlike_its_peers(row: Row, measure: Measure, other: Measure | None, peers: 
         return 0.0, ""
     if math.prod(measure.shape) < _MANY or row.name in ONE_BY_ONE:
         return 0.0, ""  # the error of a few elements is a matter of chance, that of a running sum one of its length
+    if row.name.startswith("convolution") and not _comparable(other):
+        return 0.0, ""  # another size of the kernel is another algorithm
     usual = peers.usual(row, measure, other)
     if usual is None:
         return 0.0, ""

@@ -14,6 +14,9 @@ from ulpscope.store.ledger import Measure, Row
 
 # Unit round-off: half the distance of 1 to the next number.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Factors of products that are rounded before they are multiplied, by dropping digits or to nearest.
+FACTORS = {"tf32 factors": 2.0**-11, "bf16 factors": 2.0**-8}
+UNITS |= FACTORS
 LOW = frozenset({"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
 # Adds up one by one in the dtype of the result: the error grows with the root of the length.
 ONE_BY_ONE = frozenset(
@@ -32,7 +35,14 @@ ONE_BY_ONE = frozenset(
     ]
 )
 # The same for the gradients of weight and bias; the gradient of the input is no long sum.
-_NORMS = frozenset({"native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward"})
+_NORMS = frozenset(
+    {
+        "native_layer_norm_backward",
+        "native_group_norm_backward",
+        "native_batch_norm_backward",
+        "cudnn_batch_norm_backward",
+    }
+)
 # Multiplies by a factor that is rounded first: all results may lean the same way.
 _FACTOR = frozenset(
     {
@@ -68,6 +78,8 @@ def limit(row: Row, measure: Measure) -> Limit:
         return Limit(2.0 + 4.0 * length, 16.0 + 32.0 * length, 1.0)
     if name in _FACTOR:
         return Limit(1.5, 6.0, 1.2) if low else Limit(2.0, 16.0, 1.2)
+    if measure.dtype in FACTORS:
+        return Limit(8.0, 64.0, 4.0) if row.kind == "other" else Limit(1.5, 10.0, 1.2)
     if row.kind == "map":
         if name == "div" and not low:
             return Limit(2.0, 4.0, 1.2)  # by a scalar: the rounded reciprocal is multiplied
@@ -75,9 +87,14 @@ def limit(row: Row, measure: Measure) -> Limit:
             return Limit(1.6, 3.0, 1.2)  # the scalar is rounded to the dtype first
         if name in _ONCE:
             return Limit(1.0, 2.5, 0.4)
+        if name in STEPWISE and low:
+            return Limit(1.2, 4.0, 0.3)
         return Limit(1.0, 2.5, 0.2) if low else Limit(2.0, 16.0, 0.5)
     if row.kind == "norm":
         return Limit(1.0, 4.0, 0.2) if low else Limit(4.0, 32.0, 0.5)
+    if name.startswith("convolution") and measure.dtype == "float16":
+        # The CPU's adds up samples and places of the kernel in the working precision.
+        return Limit(2.0, 16.0, 0.2)
     if low:
         # A fused kernel rounds between its stages.
         return Limit(1.5, 24.0, 1.2) if row.kind == "other" else Limit(0.8, 6.0, 0.2)

@@ -61,13 +61,13 @@ def _within(row: Row) -> tuple[int, int, str, str]:
     return row.rank, row.step, row.phase, row.api
 
 
-def _inside(rows: Sequence[Row]) -> dict[tuple[int, int, str, str], list[str]]:
-    """The kernels of each API call, in order."""
+def _inside(rows: Sequence[Row]) -> dict[tuple[int, int, str, str], int]:
+    """The kernels of each API call, in order, as a number: a recurrent layer has thousands of them."""
     found: defaultdict[tuple[int, int, str, str], list[str]] = defaultdict(list)
     for row in rows:
         if row.api:
             found[_within(row)].append(row.op)
-    return dict(found)
+    return {key: hash(tuple(names)) for key, names in found.items()}
 
 
 def _other_precision(partners: dict[Key, Row], target: Sequence[Row]) -> bool:

@@ -10,7 +10,7 @@ from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch.replay_recorded import RecordedCalls
 from ulpscope.naming import call_text
 from ulpscope.store.ledger import Row, row_of
-from ulpscope.store.places import is_replayable, place_of
+from ulpscope.store.places import is_replayable, place_of, products_of
 from ulpscope.store.reader import Dump, open_run
 
 
@@ -24,8 +24,8 @@ def rows_from_dumps(run: Path) -> list[Row]:
         )
     rows: list[Row] = []
     for rank in sorted({dump.manifest.rank for dump in dumps}):
-        calls = RecordedCalls()
         mine = [dump for dump in dumps if dump.manifest.rank == rank]
+        calls = RecordedCalls(products_of(mine[0]))
         for dump in mine:
             calls.begin_step()
             rows += _rows(dump, calls, len(rows), first_step=dump is mine[0])

@@ -10,7 +10,7 @@ from ulpscope.frameworks.torch.replay_again import PRECISIONS, Repeated, is_tens
 from ulpscope.naming import call_text
 from ulpscope.records import CallRecord, Role
 from ulpscope.store.ledger import Row, row_of
-from ulpscope.store.places import place_of
+from ulpscope.store.places import place_of, products_of
 from ulpscope.store.reader import Dump, open_dump
 from ulpscope.store.safetensors import Stored
 
@@ -38,7 +38,8 @@ def replay_call(
     """Runs a recorded call again. Raises DumpError where there is no such call, or it cannot be run."""
     dump = open_dump(run, step=step, rank=rank)
     call = dump.call(name)
-    repeated = repeat(call, dump.load_bits, precision=precision, device=device)
+    products = products_of(dump)
+    repeated = repeat(call, dump.load_bits, products=products, precision=precision, device=device)
     rows = {}
     for way in repeated.ways:
         fields: dict[str, Any] = {**_about(dump, call), **place_of(dump, call), **repeated.row(way)}

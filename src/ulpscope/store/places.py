@@ -19,6 +19,13 @@ def is_replayable(dump: Dump) -> bool:
     return dump.manifest.level == "kernel" and bool(dump.manifest.config.get("tensors"))
 
 
+def products_of(dump: Dump) -> dict[str, str]:
+    """What the run allowed factors of products of float32 to be rounded to, by device and kind."""
+    flags = dump.manifest.environment.get("flags")
+    found = flags.get("float32_products") if isinstance(flags, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def op_of(call: CallRecord) -> str:
     """`aten.mm.default` for a kernel, `Functional.linear` for a call of the API."""
     return f"{_KERNELS.get(call.id.kind, call.id.kind)}.{call.id.name}"

@@ -42,6 +42,29 @@ def rank_and_world() -> tuple[int, int]:
     return _number("RANK", 0), _number("WORLD_SIZE", 1)
 
 
+def float32_products() -> dict[str, str]:
+    """What factors of products of float32 are rounded to, by device and kind: `ieee` (not at all), `tf32` or `bf16`.
+
+    The older switches raise where a program uses the newer ones, so they are asked only where there are no newer ones."""
+    backends: Any = torch.backends
+    kinds = {
+        "cuda matmul": (backends.cuda, "matmul"),
+        "cuda conv": (backends.cudnn, "conv"),
+        "cuda rnn": (backends.cudnn, "rnn"),
+        "cpu matmul": (backends.mkldnn, "matmul"),
+        "cpu conv": (backends.mkldnn, "conv"),
+        "cpu rnn": (backends.mkldnn, "rnn"),
+    }
+    found = {}
+    for name, (backend, kind) in kinds.items():
+        newer = getattr(getattr(backend, kind, None), "fp32_precision", None)
+        if newer is None:
+            older = backends.cuda.matmul if name == "cuda matmul" else backends.cudnn if "cuda" in name else None
+            newer = "tf32" if older is not None and older.allow_tf32 else "ieee"
+        found[name] = "ieee" if newer == "none" else newer
+    return found
+
+
 def environment() -> dict[str, Any]:
     """The environment of the run, for the manifest."""
     matmul, cudnn, cuda = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cuda
@@ -67,9 +90,7 @@ def environment() -> dict[str, Any]:
         },
         "devices": devices,
         "flags": {
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "cuda_matmul_allow_tf32": bool(matmul.allow_tf32),
-            "cudnn_allow_tf32": bool(cudnn.allow_tf32),
+            "float32_products": float32_products(),
             "cudnn_enabled": bool(cudnn.enabled),
             "cudnn_benchmark": bool(cudnn.benchmark),
             "cudnn_deterministic": bool(cudnn.deterministic),

@@ -21,7 +21,13 @@ from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.api_arguments import KINDS, UnrunnableError, function_of
 from ulpscope.frameworks.torch.replay_measure import measures
 from ulpscope.frameworks.torch.replay_origins import scalars
-from ulpscope.frameworks.torch.replay_recorded import Bits, kernel_plan, recorded_arguments, recorded_results
+from ulpscope.frameworks.torch.replay_recorded import (
+    Bits,
+    kernel_plan,
+    recorded_arguments,
+    recorded_factors,
+    recorded_results,
+)
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_values import mapped_args, mapped_kwargs
 from ulpscope.naming import call_text
@@ -98,8 +104,12 @@ def tree_leaves(value: Any) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def repeat(call: CallRecord, bits: Bits, *, precision: str = "float64", device: str = "cpu") -> Repeated:
-    """Runs a call again. Raises DumpError where that cannot be done, with the reason."""
+def repeat(
+    call: CallRecord, bits: Bits, *, products: dict[str, str], precision: str = "float64", device: str = "cpu"
+) -> Repeated:
+    """Runs a call again. Raises DumpError where that cannot be done, with the reason.
+
+    `products`: what the recording run allowed for factors of float32."""
     plan = _plan(call)
     missing = [value for value in call.values if value.is_tensor and value.payload is None]
     if missing:
@@ -112,7 +122,8 @@ def repeat(call: CallRecord, bits: Bits, *, precision: str = "float64", device: 
     try:
         with torch.no_grad():
             wide = references.expected(plan, args, kwargs, found).values
-            recorded = Way("recorded", found, measures(plan, args, kwargs, found))
+            factors = recorded_factors(plan, outputs, products)
+            recorded = Way("recorded", found, measures(plan, args, kwargs, found, factors=factors))
     except Exception as error:  # the border: there is no reference for this call
         raise DumpError(f"{call_text(call.id)} cannot be run again in float64: {_told(error)}") from None
     repeated = Repeated(plan, args, kwargs, wide, [recorded])

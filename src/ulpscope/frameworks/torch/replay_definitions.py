@@ -233,6 +233,39 @@ def cudnn_attention_backward(
     return _attention_backward(grad, q, k, v, out, None, rest[2], rest[8], scale)
 
 
+def cudnn_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
+    return *torch.native_batch_norm(x, weight, bias, mean, var, training, momentum, eps), None
+
+
+def cudnn_batch_norm_backward(
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    saved_mean: Tensor | None,
+    saved_scale: Tensor | None,
+    eps: float,
+    reserve: Tensor,
+) -> tuple[Any, ...]:
+    kernel = torch.ops.aten.native_batch_norm_backward.default
+    return tuple(kernel(grad, x, weight, mean, var, saved_mean, saved_scale, True, eps, [True] * 3))
+
+
+def cudnn_rnn_backward(*_: Any) -> tuple[Any, ...]:
+    # What the forward left for it has another layout in float64: the kernel would read beyond it.
+    raise NotImplementedError("the backward of cuDNN's RNN has no reference")
+
+
 # --- optimizers: CUDA's fused kernels read their step counters as float32, whatever they are given -------------------
 
 
@@ -319,6 +352,9 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_efficient_attention_backward": efficient_attention_backward,
     "_scaled_dot_product_cudnn_attention": biased_attention,
     "_scaled_dot_product_cudnn_attention_backward": cudnn_attention_backward,
+    "cudnn_batch_norm": cudnn_batch_norm,
+    "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+    "_cudnn_rnn_backward": cudnn_rnn_backward,
     "_fused_adam": _fused_adam(decoupled=False),
     "_fused_adamw": _fused_adam(decoupled=True),
     "_fused_sgd": fused_sgd,

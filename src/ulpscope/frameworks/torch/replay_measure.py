@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import replay_reference as references
+from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.replay_choice import choice_scores
 from ulpscope.frameworks.torch.replay_pieces import Piece, cut, measured, merged
 from ulpscope.frameworks.torch.replay_reference import Expected, Plan
-from ulpscope.frameworks.torch.replay_score import INNER, UNIT, can_score, exact_score, rounded_score, subnormal
+from ulpscope.frameworks.torch.replay_score import (
+    FACTORS,
+    INNER,
+    UNIT,
+    can_score,
+    exact_score,
+    rounded_score,
+    subnormal,
+)
 from ulpscope.frameworks.torch.replay_values import results, tensors
 
 Measures = list[dict[str, Any]]
@@ -20,12 +29,26 @@ BLOCK = 1 << 16  # elements that are scored at a time
 _NOT_FINITE = ("lost", "overflowed", "undefined", "infinite")
 
 
+def rounded_factors(plan: Plan, device: str, products: dict[str, str]) -> str | None:
+    """What the factors of a product of float32 may be rounded to; `products` as in `devices.float32_products`."""
+    kind = tables.FACTORS_ROUNDED.get(plan.name)
+    allowed = products.get(f"{device} {kind}") if kind is not None else None
+    return allowed if allowed in FACTORS else None
+
+
 def measures(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any], *, leans: bool = True
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    found: list[Any],
+    *,
+    leans: bool = True,
+    factors: str | None = None,
 ) -> Measures:
     """Scores of what a call made (`found`, in the order of `references.outputs`) from its arguments as they were before.
 
-    Without `leans` nothing is said about a systematic error. Raises where there is no reference.
+    Without `leans` nothing is said about a systematic error. `factors` is what `rounded_factors` says. Raises where there
+    is no reference.
     """
     if plan.kind == "unwritten" or not any(isinstance(item, Tensor) for item in found):
         return []
@@ -35,11 +58,11 @@ def measures(
     if whole is not None:
 
         def measure(piece: Piece) -> Measures:
-            return measures(plan, piece.args, piece.kwargs, piece.found, leans=leans and piece.leans)
+            return measures(plan, piece.args, piece.kwargs, piece.found, leans=leans and piece.leans, factors=factors)
 
         return measured(whole, found, measure)
     want = references.expected(plan, args, kwargs, found)
-    scores = [_measure(plan, args, kwargs, want, at, item, leans) for at, item in enumerate(found)]
+    scores = [_measure(plan, args, kwargs, want, at, item, leans, factors) for at, item in enumerate(found)]
     return [score for score in scores if score is not None]
 
 
@@ -64,7 +87,14 @@ def view_measures(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], res
 
 
 def _measure(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], want: Expected, at: int, item: Any, leans: bool
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    want: Expected,
+    at: int,
+    item: Any,
+    leans: bool,
+    factors: str | None,
 ) -> dict[str, Any] | None:
     value = want.values[at]
     if not isinstance(item, Tensor) or not isinstance(value, Tensor) or not item.numel():
@@ -80,24 +110,36 @@ def _measure(
     dtype = _coarsest(args, kwargs, item.dtype) if plan.kind == "other" else item.dtype
     if plan.kind == "other" and scale is not None and dtype is torch.float16:
         scale = torch.hypot(scale, torch.full_like(scale, _underflow(args, kwargs)))
-    score = _scored(item, value.to(item.device), scale, dtype, want.working[at], leans)
+    factors = factors if dtype is torch.float32 else None
+    score = _scored(item, value.to(item.device), scale, dtype, want.working[at], leans, factors)
     if any(score.get(name) for name in _NOT_FINITE) and not _finite(args, kwargs):
         score["overflowed"] = score["undefined"] = score["infinite"] = 0
         if plan.kind in ("contraction", "other"):  # inf - inf in another order
             score["lost"] = 0
     if want.leans is not None:
         score["leans"] = want.leans[at] * INNER[dtype] / UNIT[dtype]
-    return {**_about(at, item), "dtype": str(dtype)[6:], "terms": want.terms[at], **score}
+    return {
+        **_about(at, item),
+        "dtype": f"{factors} factors" if factors else str(dtype)[6:],
+        "terms": want.terms[at],
+        **score,
+    }
 
 
 def _scored(
-    item: Tensor, value: Tensor, scale: Tensor | None, dtype: torch.dtype, working: bool, leans: bool
+    item: Tensor,
+    value: Tensor,
+    scale: Tensor | None,
+    dtype: torch.dtype,
+    working: bool,
+    leans: bool,
+    factors: str | None,
 ) -> dict[str, Any]:
     """The score of a large result, some rows at a time: what fits into a cache is several times as quick."""
     rows = item.shape[0] if item.dim() > 1 and item.shape == value.shape else 0
     height = max(1, BLOCK * rows // max(1, item.numel()))
     if rows < 2 or height >= rows:
-        return rounded_score(item, value, scale, dtype=dtype, working=working, leans=leans)
+        return rounded_score(item, value, scale, dtype=dtype, working=working, leans=leans, factors=factors)
     parts = []
     every = max(1, item.numel() // (2 * BLOCK))
     for number, start in enumerate(range(0, rows, height)):
@@ -109,6 +151,7 @@ def _scored(
             dtype=dtype,
             working=working,
             leans=leans and number % every == 0,
+            factors=factors,
         )
         parts.append((start, {**part, "shape": tuple(item[cut].shape)}))
     whole = merged(parts, item)

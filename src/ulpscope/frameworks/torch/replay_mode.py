@@ -15,13 +15,15 @@ from torch import Tensor
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch import replay_reference as references
+from ulpscope.frameworks.torch.devices import float32_products
 from ulpscope.frameworks.torch.dispatch_tap import raises_late, redispatch, written_by
 from ulpscope.frameworks.torch.names import ApiNames
 from ulpscope.frameworks.torch.replay_exchange import Exchanges
-from ulpscope.frameworks.torch.replay_measure import exact_measures, measures, view_measures
+from ulpscope.frameworks.torch.replay_measure import exact_measures, measures, rounded_factors, view_measures
 from ulpscope.frameworks.torch.replay_origins import Origins, scalars
 from ulpscope.frameworks.torch.replay_place import Places
 from ulpscope.frameworks.torch.replay_reference import Plan
+from ulpscope.frameworks.torch.replay_tables import FACTORS_ROUNDED
 from ulpscope.frameworks.torch.replay_values import items, results, tensors
 
 Emit = Callable[[dict[str, Any]], None]
@@ -148,12 +150,17 @@ class ReplayTap:
         found = references.outputs(plan, args, kwargs, result)
         if plan.kind != "random":
             kept, kept_kwargs = before
-            return measures(plan, kept, kept_kwargs, found)
+            return measures(plan, kept, kept_kwargs, found, factors=_factors(plan, found))
         kept, kept_kwargs, generators = before
         row["seed"] = generators.seed
         with generators:
             expected = references.outputs(plan, kept, kept_kwargs, plan.func(*kept, **kept_kwargs))
         return exact_measures(found, expected)
+
+
+def _factors(plan: Plan, found: list[Any]) -> str | None:
+    device = next((item.device.type for item in found if isinstance(item, Tensor)), "cpu")
+    return rounded_factors(plan, device, float32_products()) if plan.name in FACTORS_ROUNDED else None
 
 
 class _Generators:

@@ -60,7 +60,7 @@ class Cut:
 
 def cut(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any]) -> Cut | None:
     """The pieces of a call; None where it is small or has to be replayed whole."""
-    if len(found) > 1 and any(isinstance(value, list | tuple) and len(value) > 1 for value in args):
+    if len(found) > 1 and any(_is_list(value) and len(value) > 1 for value in args):
         return _items(args, kwargs, found)
     if plan.name in _HEADS:
         return _heads(plan, args, kwargs, found)
@@ -180,7 +180,7 @@ def _heads(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: lis
 
 def _items(args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any]) -> Cut | None:
     """A kernel over lists (`_foreach_*`, fused optimizers): item by item, each with its own place among the results."""
-    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple) and len(value)]
+    lists = [value for value in (*args, *kwargs.values()) if _is_list(value)]
     count = len(lists[0])
     if any(len(value) != count for value in lists) or len(found) % count or count < 2:
         return None
@@ -188,7 +188,7 @@ def _items(args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any]) -> C
         return None
 
     def part(value: Any, at: int) -> Any:
-        return [value[at]] if isinstance(value, list | tuple) and len(value) else value
+        return [value[at]] if _is_list(value) or (isinstance(value, list | tuple) and len(value) == count) else value
 
     pieces = []
     for at in range(count):
@@ -197,6 +197,11 @@ def _items(args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any]) -> C
         named = {key: part(value, at) for key, value in kwargs.items()}
         pieces.append(Piece(given, named, [found[place] for place in places], places, [0] * len(places)))
     return Cut(0, pieces)
+
+
+def _is_list(value: Any) -> bool:
+    """A list of tensors; one of plain values may be a shape or a mask of results."""
+    return isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value)
 
 
 # --- together again -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import replay_reference as references
-from ulpscope.frameworks.torch.replay_measure import measures
+from ulpscope.frameworks.torch.replay_measure import measures, rounded_factors
 from ulpscope.frameworks.torch.replay_origins import fingerprint, scalars
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.records import CallRecord, Payload, Role, Value
@@ -28,7 +28,8 @@ _PARTS = ("torch.dtype", "torch.layout", "torch.memory_format")
 class RecordedCalls:
     """Measures the kernel calls of one rank, one after the other, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, products: dict[str, str]) -> None:
+        self._products = products
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         # Bits that a call of this run has made -> whether floating point values went into them.
@@ -98,8 +99,9 @@ class RecordedCalls:
         if plan.kind == "random":
             raise ValueError("a dump has no state of the generator; blame -- CMD replays random kernels")
         found = recorded_results(plan, (args, kwargs), outputs, bits)
+        factors = recorded_factors(plan, outputs, self._products)
         with torch.no_grad():
-            row["measures"] = measures(plan, args, kwargs, found)
+            row["measures"] = measures(plan, args, kwargs, found, factors=factors)
         return row
 
     def _is_measured(self, value: Value) -> bool:
@@ -138,6 +140,12 @@ def recorded_results(
     """What a call has made or written, in the order of `replay_reference.outputs`."""
     result = _nested(outputs, lambda value: _tensor(value, bits))
     return references.outputs(plan, *_after(plan, *given, result), tuple(result))
+
+
+def recorded_factors(plan: Plan, outputs: Iterable[Value], products: dict[str, str]) -> str | None:
+    """What factors were rounded to on the device of the recording, by its own switches."""
+    device = next((value.device for value in outputs if value.device is not None), "cpu")
+    return rounded_factors(plan, device.partition(":")[0], products)
 
 
 def _after(

@@ -29,6 +29,7 @@ _BLOCK = 1 << 19
 _FACTORS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Written by kernels whose schema does not say so.
 _HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+_REDUCES = frozenset({"norm", "max"})  # of a list, each to one number
 _HALF_TO_FLOAT = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
 # The process-wide registry of `ulpscope.reference`: an operator is registered once, as in torch itself.
 _registered: dict[str, Definition] = {}
@@ -123,7 +124,7 @@ def _kind(plan: Plan, func: Any, aliased: bool, rest: str) -> str:
         return "contraction"
     if name in SCALES:
         return "map" if torch.Tag.pointwise in func.tags else "norm"
-    if torch.Tag.pointwise in func.tags or rest.startswith("_foreach_"):
+    if torch.Tag.pointwise in func.tags or (rest.startswith("_foreach_") and name not in _REDUCES):
         return "map"
     return "other"
 
@@ -420,6 +421,10 @@ def _terms(plan: Plan, args: tuple[Any, ...], values: list[Any]) -> list[int]:
         return [args[1].shape[-1]] * len(values)
     if "convolution" in name and "backward" not in name:
         return [args[1].numel() // max(1, args[1].shape[0])] * len(values)
+    if name.startswith("convolution_backward"):
+        grad, weight = args[0], args[2]
+        lines = grad.numel() // max(1, grad.shape[1])  # the gradients of weights and bias are sums over all of these
+        return [weight.numel() // max(1, weight.shape[1]), lines, lines]
     return [
         max(1, max(sizes, default=1) // max(1, value.numel())) if isinstance(value, Tensor) and value.numel() else 1
         for value in values

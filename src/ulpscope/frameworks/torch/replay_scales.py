@@ -155,6 +155,7 @@ SCALES: dict[str, Scales] = {
     "native_layer_norm": layer_norm,
     "native_group_norm": group_norm,
     "native_batch_norm": batch_norm,
+    "cudnn_batch_norm": batch_norm,
     "_native_batch_norm_legit": batch_norm,
     "_batch_norm_with_update": batch_norm,
     "native_layer_norm_backward": layer_norm_backward,

@@ -20,6 +20,8 @@ UNIT: dict[torch.dtype, float] = {
 }
 # What kernels with results of this dtype compute in.
 INNER = {dtype: unit if dtype is torch.float64 else 2.0**-24 for dtype, unit in UNIT.items()}
+# Factors of products of float32 are rounded to these where a program allows it.
+FACTORS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 _MANY = 64  # fewer elements say nothing about a systematic error
 _NOTABLE = 0.03
 _PLENTY = 1 << 15
@@ -54,9 +56,16 @@ def exact_score(found: Tensor, expected: Tensor) -> dict[str, Any]:
 
 
 def rounded_score(
-    found: Tensor, expected: Tensor, scale: Tensor | None, *, dtype: torch.dtype, working: bool, leans: bool = True
+    found: Tensor,
+    expected: Tensor,
+    scale: Tensor | None,
+    *,
+    dtype: torch.dtype,
+    working: bool,
+    leans: bool = True,
+    factors: str | None = None,
 ) -> dict[str, Any]:
-    """Score of a result that may be rounded, in units of `dtype`.
+    """Score of a result that may be rounded, in units of `dtype`, or of what the factors of products are rounded to.
 
     `scale` is the condition of the operation at each element. With `working`, partial results may have been rounded to
     the dtype of the result; without, only the result itself, and what happened inside is of the inner precision. Without
@@ -64,7 +73,7 @@ def rounded_score(
     """
     if found.shape != expected.shape:
         return {"rms": 0.0, "worst": 0.0, "wrong": max(found.numel(), 1)}
-    unit, inner = UNIT[dtype], INNER[dtype]
+    unit, inner = FACTORS[factors] if factors else UNIT[dtype], INNER[dtype]
     y = found.double()
     answer: dict[str, Any] = {}
     error = _units(y, expected, scale, unit, inner, subnormal(dtype), working)
@@ -156,17 +165,20 @@ def _bias(y: Tensor, expected: Tensor, unit: float, tiny: float) -> dict[str, An
     toward, lift, deviation = toward / count / unit, lift / count / unit, math.sqrt(squares / count) / unit
     spread = deviation / math.sqrt(count)
     if max(abs(toward), abs(lift)) > _NOTABLE:
-        spread = max(spread, _clustered(q if abs(toward) > abs(lift) else up, error, large, unit, count))
+        spread = max(spread, _clustered(q if abs(toward) > abs(lift) else up, (error, y), large, unit, count))
     return {"toward": toward, "up": lift, "spread": spread}
 
 
-def _clustered(q: Tensor, error: Tensor, large: Tensor, unit: float, count: int) -> float:
-    """The standard error where errors are not independent: equal ones, or rows and columns that share one."""
+def _clustered(q: Tensor, others: tuple[Tensor, Tensor], large: Tensor, unit: float, count: int) -> float:
+    """The standard error where errors are not independent: equal ones, or rows and columns that share one.
+
+    `others`: the errors as they are, and the results."""
     flat = q[large]
     mean = flat.sum() / count
     spread = 0.0
     # Equal elements have equal errors, and so have sums of one number and multiples of the last digit: that is one draw.
-    for same in (flat, error[large].float()):
+    # Where all results are a few neighbouring numbers, they are off as those happen to lie.
+    for same in (flat, *(other[large].float() for other in others)):
         values, which = torch.unique(same, return_inverse=True)
         sums = torch.zeros(len(values), dtype=flat.dtype, device=flat.device).index_add_(0, which, flat)
         spread = max(spread, float(sums.norm()) / count / unit)

@@ -278,6 +278,7 @@ SEVERAL_ROUNDINGS = frozenset(
     [
         "_log_softmax",
         "native_batch_norm",
+        "cudnn_batch_norm",
         "_native_batch_norm_legit",
         "_batch_norm_with_update",
         "addcmul",
@@ -367,6 +368,17 @@ DECIDES = frozenset(
     ]
 )
 
+# Products whose factors a library may round first where it is allowed to, and which of its switches says so.
+FACTORS_ROUNDED = {
+    **dict.fromkeys(["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "linear", "matmul"], "matmul"),
+    **dict.fromkeys(["_grouped_mm", "_addmm_activation"], "matmul"),
+    **dict.fromkeys(["convolution", "_convolution", "convolution_backward"], "conv"),
+    **dict.fromkeys(["cudnn_convolution", "mkldnn_convolution"], "conv"),
+    **dict.fromkeys(["mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"], "rnn"),
+    "_scaled_dot_product_efficient_attention": "matmul",
+    "_scaled_dot_product_efficient_attention_backward": "matmul",
+}
+
 # Inputs and results that are not numbers to compare: a workspace, a state for the backward pass.
 OPAQUE_OUTPUTS: dict[str, tuple[int, ...]] = {
     "mkldnn_rnn_layer": (3,),
@@ -374,6 +386,7 @@ OPAQUE_OUTPUTS: dict[str, tuple[int, ...]] = {
     "_scaled_dot_product_efficient_attention": (2, 3),
     "_scaled_dot_product_cudnn_attention": (2, 3, 4, 5, 6, 7, 8),
     "_cudnn_rnn": (3, 4),
+    "cudnn_batch_norm": (3,),
 }
 
 # Arguments by which a view says what it looks at are shapes; what they say is seen in what is computed next.
