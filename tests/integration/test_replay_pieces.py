@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import replay_pieces
-from ulpscope.frameworks.torch.replay_measure import measures
+from ulpscope.frameworks.torch.devices import environment, float32_products
+from ulpscope.frameworks.torch.replay_measure import measures, rounded_factors
 from ulpscope.frameworks.torch.replay_pieces import cut
 from ulpscope.frameworks.torch.replay_reference import outputs, plan_of
 from ulpscope.frameworks.torch.replay_score import rounded_score
@@ -143,3 +144,58 @@ def test_a_number_added_to_multiples_of_the_last_digit_has_one_error() -> None:
     lean = rounded_score(values.half(), values, None, dtype=torch.float16, working=False)
     assert abs(lean["toward"]) > 0.2
     assert abs(lean["toward"]) < 2 * lean["spread"]
+
+
+def test_a_list_of_plain_values_does_not_cut_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_pieces, "CHUNK", 48)
+    x, grad = torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
+    _, mean, scale = aten.native_batch_norm(x, torch.ones(3), None, None, None, True, 0.1, 1e-5)
+    kernel = aten.native_batch_norm_backward.default
+    args = (grad, x, torch.ones(3), None, None, mean, scale, True, 1e-5, [True, True, True])
+    plan = plan_of(kernel)
+    found = measures(plan, args, {}, outputs(plan, args, {}, kernel(*args)))
+    assert [measure["place"] for measure in found] == [0, 1, 2]
+    assert max(measure["rms"] for measure in found) < 16
+
+
+def test_gradients_of_a_convolution_know_how_many_terms_they_have() -> None:
+    x, weight, grad = torch.randn(2, 3, 8, 8), torch.randn(6, 3, 5, 5), torch.randn(2, 6, 8, 8)
+    plan = plan_of(aten.convolution_backward.default)
+    args = (grad, x, weight, [6], [1, 1], [2, 2], [1, 1], False, [0, 0], 1, [True] * 3)
+    found = measures(plan, args, {}, outputs(plan, args, {}, plan.func(*args)))
+    assert [measure["terms"] for measure in found] == [6 * 5 * 5, 2 * 8 * 8, 2 * 8 * 8]
+
+
+def test_norms_of_a_list_are_sums() -> None:
+    values = [torch.rand(1 << 16), torch.rand(100)]
+    plan = plan_of(aten._foreach_norm.Scalar)
+    assert plan.kind == "other"
+    found = measures(plan, (values, 2), {}, outputs(plan, (values, 2), {}, plan.func(values, 2)))
+    assert [measure["terms"] for measure in found] == [1 << 16, 1 << 16]
+
+
+def test_factors_that_may_be_rounded_have_units_of_their_own() -> None:
+    a, b = torch.randn(64, 256), torch.randn(256, 64)
+    short = [(each.view(torch.int32) & -(1 << 13)).view(torch.float32) for each in (a, b)]
+    plan, product = plan_of(aten.mm.default), short[0] @ short[1]
+    assert measures(plan, (a, b), {}, [product])[0]["rms"] > 1000
+    rounded = measures(plan, (a, b), {}, [product], factors="tf32")[0]
+    assert (rounded["dtype"], rounded["rms"] < 1.5) == ("tf32 factors", True)
+    assert measures(plan, (a, b), {}, [product * 1.01], factors="tf32")[0]["rms"] > 1.5
+    low = measures(plan, (a.half(), b.half()), {}, [a.half() @ b.half()], factors="tf32")[0]
+    assert low["dtype"] == "float16"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_factors_are_rounded_to_is_what_the_program_allows(device: str) -> None:
+    backend = torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
+    before = backend.matmul.fp32_precision
+    try:
+        backend.matmul.fp32_precision = "tf32"
+        products = float32_products()
+    finally:
+        backend.matmul.fp32_precision = before
+    assert rounded_factors(plan_of(aten.mm.default), device, products) == "tf32"
+    assert rounded_factors(plan_of(aten.mul.Tensor), device, products) is None
+    assert rounded_factors(plan_of(aten.mm.default), device, float32_products()) is None
+    assert environment()["flags"]["float32_products"] == float32_products()

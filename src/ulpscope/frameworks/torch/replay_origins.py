@@ -15,9 +15,15 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_tables import SHAPES
+from ulpscope.frameworks.torch.replay_values import items
 
 _SKETCHES = (0.6180339887498949, 0.4142135623730950, 0.7320508075688772, 0.2360679774997898)
 _NOT_NUMBERS = frozenset({"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking", "copy"})
+
+
+_DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim"})
+# Their dimensions are those of the result, which has one more.
+_ONE_MORE = frozenset({"unsqueeze", "stack", "diag_embed"})
 
 
 class Origins:
@@ -91,15 +97,27 @@ def sketch(wide: Tensor, parts: int = 1) -> tuple[float, ...]:
 
 
 def scalars(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The plain arguments by name, in JSON form; shapes are left out."""
+    """The plain arguments by name, in JSON form: without shapes and what is the default anyway, dimensions counted from 0."""
     found: dict[str, Any] = {}
     for name, value in (*zip(plan.schema, args, strict=False), *kwargs.items()):
         if isinstance(value, Tensor) or value is None or name in SHAPES or name in _NOT_NUMBERS:
             continue
         plain = _plain(value)
-        if plain is not None:
-            found[name] = plain
+        if plain is None or (name in plan.defaults and plain == _plain(plan.defaults[name])):
+            continue
+        found[name] = _from_zero(plan, plain, args) if name in _DIMENSIONS else plain
     return found
+
+
+def _from_zero(plan: Plan, dims: Any, args: tuple[Any, ...]) -> Any:
+    """The same dimensions without negative numbers."""
+    first = next((item for item in items(args) if isinstance(item, Tensor)), None)
+    rank = (0 if first is None else first.dim()) + (plan.name in _ONE_MORE)
+
+    def shift(dim: Any) -> Any:
+        return dim + rank if isinstance(dim, int) and -rank <= dim < 0 else dim
+
+    return [shift(dim) for dim in dims] if isinstance(dims, list) else shift(dims)
 
 
 def _plain(value: Any) -> Any:

@@ -57,7 +57,7 @@ class RecordedCalls:
         measured = any(self._is_measured(value) for value in inputs)
         try:
             if plan.kind == "view":
-                row["scalars"] = scalars(plan, *_arguments(inputs, lambda value: None))
+                row["scalars"] = scalars(plan, *_arguments(inputs, _blank))
                 measured = any(self._made.get(value.payload, True) for value in inputs if value.payload is not None)
             else:
                 missing = next(
@@ -208,6 +208,11 @@ def _tensor(value: Value, bits: Bits) -> Tensor:
     if not raw.size:
         return torch.empty(value.shape or (), dtype=dtype)
     return torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()).view(dtype).reshape(value.shape or ())
+
+
+def _blank(value: Value) -> Tensor:
+    """The shape alone."""
+    return torch.empty(value.shape or (), device="meta")
 
 
 def _laid_out(value: Value, bits: Bits) -> Tensor:

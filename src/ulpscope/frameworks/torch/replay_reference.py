@@ -64,6 +64,7 @@ class Plan:
     working: bool = False
     registered: Definition | None = None
     schema: list[str] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
     @property
     def decides(self) -> bool:
@@ -101,6 +102,7 @@ def plan_of(func: Any) -> Plan:
     plan = Plan(func, f"{space}.{rest}.{func._overloadname}", bare, "", written, fresh)
     plan.registered = _registered.get(f"{space}::{rest}")
     plan.schema = [argument.name for argument in schema.arguments]
+    plan.defaults = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
     plan.kind = _kind(plan, func, bool(aliases) and all(alias is not None for alias in aliases), rest)
     plan.working = plan.kind in ("contraction", "other") or bare in tables.SEVERAL_ROUNDINGS
     return plan
