@@ -1,9 +1,9 @@
 /* Reads two tensors once, side by side, and says how they differ; finds the end of a JSON value.
  * Knows two buffers and their dtype codes.  The State contrast() adds to is described in pairs.py, and pairs_fallback.py
  * gives the same numbers in numpy: change all three together.
- * The file includes itself per vector size VB and float width W (the part at the end), so that every kernel is written
- * once.  Sums run in 8 lanes whatever the vector size and products are never fused with sums (setup.py): a result does
- * not depend on the machine. */
+ * The kernels are in _pairs_kernels.h, which is included for each vector size VB, so that every kernel is written once, and
+ * in _pairs_near.h.  Sums run in 8 lanes whatever the vector size and a product that is rounded is never fused with a sum
+ * (setup.py): a result does not depend on the machine. */
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030a0000
 #endif
@@ -37,7 +37,7 @@ PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
 enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1 };
 #endif
 
-enum { BLOCK = 4096, LANES = 8, LARGE = 16384, DTYPES = 21, ASIDE = 16, SUMMED = 4 * BLOCK };
+enum { BLOCK = 4096, LANES = 8, LARGE = 16384, DTYPES = 21, ASIDE = 16, TILE = 512, SUMMED = 4 * BLOCK };
 enum { DOT, REFERENCE, TARGET_SIDE, DIFFERENCE, ABSOLUTE, RELATIVE, ULP, SUMS };
 enum { MAX_ABSOLUTE, MAX_RELATIVE, MAX_ULP, LIMITS };
 /* What is not finite: NaN or infinite in the reference only, and so on; EITHER is in how many places. */
@@ -67,7 +67,7 @@ typedef struct {
 /* The elements of a block that are not close, and what _pairs_near.h makes of the others. */
 typedef struct {
     size_t count;
-    _Alignas(64) f32 side[2][BLOCK], size[BLOCK + 2 * LANES], seen[BLOCK + 2 * LANES];
+    _Alignas(64) f32 side[2][ASIDE + BLOCK / 8 + 4 * LANES], size[TILE + 2 * LANES], seen[TILE + 2 * LANES];
 } Aside;
 typedef void (*Widen)(const void *, void *, size_t);
 typedef void (*Difference)(const u64 *, const u64 *, f64 *, size_t);
@@ -78,8 +78,7 @@ typedef struct {
 } Kernels;
 typedef struct {
     Kernels by_width[2];
-    int (*sort_out)(const f32 *, const f32 *, size_t, float limit, float low, const Ahead *, Aside *, Block *);
-    int (*sum_up)(const Aside *, size_t, const Ahead *, Block *);
+    int (*near)(const f32 *, const f32 *, size_t, float limit, float low, const Ahead *, Aside *, Block *);
     Widen widen[DTYPES], f32_to_f64;
     Difference signed_difference, unsigned_difference;
 } Machine;
@@ -253,8 +252,7 @@ static int add_near(const Pair *p, const f32 *x, const f32 *y, size_t n, double 
     double limit = 1 / worst * (1 + 0x1p-10);
     limit = limit > 1010 ? limit : 1010;
     if (p->wide || !p->same || !(worst > 0)) return 0;
-    return machine->sort_out(x, y, n, (float)limit, (float)p->low, ahead, &b->aside, out) &&
-           machine->sum_up(&b->aside, n, ahead, out);
+    return machine->near(x, y, n, (float)limit, (float)p->low, ahead, &b->aside, out);
 }
 
 /* Says how blocks differ; cleaned if need be. */
@@ -466,17 +464,26 @@ static PyObject *skip_json(PyObject *module, PyObject *const *args, Py_ssize_t c
     return PyLong_FromSsize_t(end);
 }
 
-/* Lets go of the whole pages within a view of a mapped file.  Without the lock: it takes as long as reading a little. */
-static PyObject *let_go(PyObject *module, PyObject *view) {
+/* Lets go of the whole pages within views of mapped files.  Without the lock: it takes as long as reading a little. */
+static PyObject *let_go(PyObject *module, PyObject *const *args, Py_ssize_t count) {
 #ifdef MADV_DONTNEED
-    Py_buffer memory;
-    if (PyObject_GetBuffer(view, &memory, PyBUF_SIMPLE)) return NULL;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)memory.buf, end = start + (uintptr_t)memory.len;
-    start = (start + page - 1) / page * page, end = end / page * page;
-    PyThreadState *released = PyEval_SaveThread();
-    if (end > start) madvise((void *)start, end - start, MADV_DONTNEED);
-    PyEval_RestoreThread(released);
-    PyBuffer_Release(&memory);
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    Py_buffer view[2];
+    for (Py_ssize_t done = 0; done < count;) {
+        int held = 0;
+        for (; held < 2 && done < count; held++, done++)
+            if (PyObject_GetBuffer(args[done], &view[held], PyBUF_SIMPLE)) break;
+        int failed = PyErr_Occurred() != NULL;
+        PyThreadState *released = PyEval_SaveThread();
+        for (int k = 0; k < held && !failed; k++) {
+            uintptr_t start = (uintptr_t)view[k].buf, end = start + (uintptr_t)view[k].len;
+            start = (start + page - 1) / page * page, end = end / page * page;
+            if (end > start) madvise((void *)start, end - start, MADV_DONTNEED);
+        }
+        PyEval_RestoreThread(released);
+        while (held--) PyBuffer_Release(&view[held]);
+        if (failed) return NULL;
+    }
 #endif
     return Py_NewRef(Py_None);
 }
@@ -508,7 +515,7 @@ static int execute(PyObject *module) {
 static PyMethodDef methods[] = {
     {"contrast", (PyCFunction)(void (*)(void))contrast, METH_FASTCALL, "Add how two streams differ to the state."},
     {"skip_json", (PyCFunction)(void (*)(void))skip_json, METH_FASTCALL, "Index behind the JSON value at start."},
-    {"let_go", let_go, METH_O, "Let go of the whole pages within a view of a mapped file."},
+    {"let_go", (PyCFunction)(void (*)(void))let_go, METH_FASTCALL, "Let go of the whole pages within views of mapped files."},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};

@@ -41,7 +41,7 @@ TARGET static void FROM(half)(const void *p, void *out, size_t n) {
     }
 }
 static const Machine JOIN2(machine_, VB) = {
-    {SET(32), SET(64)}, JOIN2(sort_out_, VB), JOIN2(sum_up_, VB),
+    {SET(32), SET(64)}, JOIN2(near_, VB),
     {NULL, NULL, FROM(half), FROM(bf16), FROM(i8), FROM(u8), FROM(i16), FROM(i32), FROM(i64), FROM(bool), FROM(u16),
      FROM(u32), FROM(u64), NULL, NULL, NULL, FROM(e4m3), FROM(e5m2), FROM(e4m3z), FROM(e5m2z), FROM(e8m0)},
     FROM(f32), FROM(signed), FROM(unsigned),

@@ -41,28 +41,38 @@ static unsigned beyond_16(const float *a, const float *b) {
 #endif
 #endif
 
-/* Looks at n elements in float32: which are put aside, how many of the others differ, and by how much at most.  Writes the
- * sizes and the differences of those, a difference with the sign it has seen from a positive reference; zeros where one is
- * put aside.  Returns 0, and nonsense, if too many are. */
-TARGET static int FLAT(sort_out)(const f32 *x, const f32 *y, size_t n, float limit, float low, const Ahead *ahead, Aside *aside,
+/* Says how n elements differ, but for those it puts aside; returns 0, and nonsense, if they are too many or one may be too
+ * large for it.  An element is put aside if the difference times `limit` is above its size. */
+TARGET static int FLAT(near)(const f32 *x, const f32 *y, size_t n, float limit, float low, const Ahead *ahead, Aside *aside,
                              Block *block) {
+    typedef double Wide __attribute__((vector_size(VB)));
+    typedef uint64_t Mask __attribute__((vector_size(VB)));
     typedef float Narrow __attribute__((vector_size(VB)));
     typedef int32_t Bits __attribute__((vector_size(VB)));
     typedef float Load __attribute__((vector_size(VB), aligned(4), may_alias));
-    enum { STEP = 2 * LANES, F = VB / 4, NF = STEP / F };
+    typedef float Part __attribute__((vector_size(VB / 2), may_alias));
+    enum { STEP = 2 * LANES, F = VB / 4, NF = STEP / F, D = VB / 8, ND = LANES / D };
     const Bits zero = {0}, sign = zero + INT32_MIN, top = zero + 0x7F800000, one = zero + 1, inverse = zero + 0x7F000000;
     const Bits floor = (Bits)((Narrow){0} + low) & top;
     const Narrow times = (Narrow){0} + limit;
-    const u8 *next = ahead->at[0];
+    const Wide none = {0}, least = none + 0x1p-149;
+    const Mask wide_sign = ((Mask){0} + 1) << 63;
+    const u8 *next = ahead->at[0], *next_target = ahead->at[1];
+    Wide xx[ND], xs[ND], ss[ND], absolute[ND], shares[ND];
     Narrow units[NF];
     Bits differing[NF], most[NF], furthest[NF];
     f32 last[2][STEP] = {{0}};
     size_t whole = n / STEP * STEP, found = 0;
     memcpy(last[0], x + whole, (n - whole) * sizeof *x), memcpy(last[1], y + whole, (n - whole) * sizeof *y);
+    for (int j = 0; j < ND; j++) xx[j] = xs[j] = ss[j] = absolute[j] = shares[j] = none;
     for (int j = 0; j < NF; j++) units[j] = (Narrow){0}, differing[j] = most[j] = furthest[j] = zero;
-    for (size_t part = 0, i = 0, end = whole; part < 2; part++, end = n) {
-        for (; i < end; i += STEP) {
-            const f32 *r = part ? last[0] : x + i, *t = part ? last[1] : y + i;
+    for (size_t start = 0; start < n; start += TILE) {
+        size_t tile = n - start < TILE ? n - start : TILE, at = 0;
+        /* In float32: the sizes of a tile, and its differences with the sign they have seen from a positive reference. */
+        for (; at < tile; at += STEP) {
+            size_t i = start + at;
+            const f32 *r = i < whole ? x + i : last[0], *t = i < whole ? y + i : last[1];
+            /* Memory is read while this block is worked on. */
             __builtin_prefetch(next, 0, 2), next += 2 * ahead->step[0];
             Bits d[NF], size[NF], seen[NF];
             unsigned far = 0;
@@ -88,75 +98,64 @@ TARGET static int FLAT(sort_out)(const f32 *x, const f32 *y, size_t n, float lim
                 }
             }
             for (int j = 0; j < NF; j++) {
-                *(Bits *)(aside->size + i + j * F) = size[j], *(Bits *)(aside->seen + i + j * F) = seen[j];
+                *(Bits *)(aside->size + at + j * F) = size[j], *(Bits *)(aside->seen + at + j * F) = seen[j];
                 Bits exponent = size[j] & top;
                 Narrow ulps = (Narrow)d[j] * (Narrow)(inverse - MOST(exponent, floor));
                 units[j] += ulps, furthest[j] = MOST((Bits)ulps, furthest[j]), most[j] = MOST(d[j], most[j]);
                 differing[j] += ONE_WHERE(d[j]);
             }
         }
-    }
-    *block = (Block){.equal = n};
-    for (int j = 0; j < NF; j++)
-        for (int k = 0; k < F; k++) {
-            double distance = ((Narrow)most[j])[k], ulps = 2 * (double)((Narrow)furthest[j])[k];
-            block->limit[MAX_ABSOLUTE] = distance > block->limit[MAX_ABSOLUTE] ? distance : block->limit[MAX_ABSOLUTE];
-            block->limit[MAX_ULP] = ulps > block->limit[MAX_ULP] ? ulps : block->limit[MAX_ULP];
-            block->sum[ULP][0] += 2 * (double)units[j][k], block->equal -= (uint64_t)differing[j][k];
-        }
-    /* sum_up reads two steps at a time. */
-    size_t end = (n + STEP - 1) / STEP * STEP;
-    memset(aside->size + end, 0, STEP * sizeof(f32)), memset(aside->seen + end, 0, STEP * sizeof(f32));
-    aside->count = found;
-    return 1;
-}
-
-/* The sums of the n elements that sort_out wrote; returns 0 if one may be too large for it. */
-TARGET static int FLAT(sum_up)(const Aside *aside, size_t n, const Ahead *ahead, Block *block) {
-    typedef double Wide __attribute__((vector_size(VB)));
-    typedef uint64_t Mask __attribute__((vector_size(VB)));
-    typedef float Part __attribute__((vector_size(VB / 2), may_alias));
-    enum { STEP = 2 * LANES, D = VB / 8, ND = LANES / D };
-    const u8 *next = ahead->at[1];
-    const Wide none = {0}, least = none + 0x1p-149, one = none + 1;
-    const Mask sign = ((Mask){0} + 1) << 63;
-    Wide xx[ND], xs[ND], ss[ND], absolute[ND], shares[ND];
-    for (int j = 0; j < ND; j++) xx[j] = xs[j] = ss[j] = absolute[j] = shares[j] = none;
-    for (size_t i = 0; i < n; i += 2 * STEP) {
-        Wide over[2][ND], under[2][ND];
-        for (int half = 0; half < 2; half++) {
-            /* Memory is read while this block is worked on. */
-            __builtin_prefetch(next, 0, 2), next += 2 * ahead->step[1];
-            const f32 *from = aside->size + i + half * STEP, *from_seen = aside->seen + i + half * STEP;
-            Wide sizes[2 * ND], distances[2 * ND];
-            for (int j = 0; j < 2 * ND; j++) {
-                Wide a = WIDE(from + j * D), s = WIDE(from_seen + j * D);
-                EXACT(xx[j % ND], a, a);
-                EXACT(xs[j % ND], a, s);
-                EXACT(ss[j % ND], s, s);
-                distances[j] = (Wide)((Mask)s & ~sign), sizes[j] = LARGER(a, least);
-                EXACT(absolute[j % ND], distances[j], one);
+        /* In float64, two steps at a time: the sums. */
+        for (int k = 0; k < STEP; k++) aside->size[at + k] = aside->seen[at + k] = 0;
+        for (size_t i = 0; i < tile; i += 2 * STEP) {
+            Wide over[2][ND], under[2][ND];
+            for (int half = 0; half < 2; half++) {
+                __builtin_prefetch(next_target, 0, 2), next_target += 2 * ahead->step[1];
+                const f32 *from = aside->size + i + half * STEP, *from_seen = aside->seen + i + half * STEP;
+                Wide sizes[2 * ND], distances[2 * ND];
+                for (int j = 0; j < 2 * ND; j++) {
+                    Wide a = WIDE(from + j * D), s = WIDE(from_seen + j * D);
+                    EXACT(xx[j % ND], a, a);
+                    EXACT(xs[j % ND], a, s);
+                    EXACT(ss[j % ND], s, s);
+                    distances[j] = (Wide)((Mask)s & ~wide_sign), sizes[j] = LARGER(a, least);
+                    absolute[j % ND] += distances[j];
+                }
+                for (int j = 0; j < ND; j++) {
+                    over[half][j] = distances[j] * sizes[j + ND], under[half][j] = sizes[j] * sizes[j + ND];
+                    EXACT(over[half][j], distances[j + ND], sizes[j]);
+                }
             }
             for (int j = 0; j < ND; j++) {
-                over[half][j] = distances[j] * sizes[j + ND], under[half][j] = sizes[j] * sizes[j + ND];
-                EXACT(over[half][j], distances[j + ND], sizes[j]);
+                Wide sum = over[0][j] * under[1][j] + over[1][j] * under[0][j];
+                shares[j] += sum / (under[0][j] * under[1][j]);
             }
         }
-        for (int j = 0; j < ND; j++) {
-            Wide sum = over[0][j] * under[1][j] + over[1][j] * under[0][j];
-            shares[j] += sum / (under[0][j] * under[1][j]);
-        }
     }
+    *block = (Block){.equal = n};
     double square = 0;
     for (int j = 0; j < ND; j++)
         for (int k = 0; k < D; k++) {
-            int at = j * D + k;
-            block->sum[REFERENCE][at] = xx[j][k], block->sum[DOT][at] = xx[j][k] + xs[j][k];
-            block->sum[TARGET_SIDE][at] = xx[j][k] + (2 * xs[j][k] + ss[j][k]);
-            block->sum[DIFFERENCE][at] = ss[j][k], block->sum[ABSOLUTE][at] = absolute[j][k];
-            block->sum[RELATIVE][at] = shares[j][k];
+            int lane = j * D + k;
+            block->sum[REFERENCE][lane] = xx[j][k], block->sum[DOT][lane] = xx[j][k] + xs[j][k];
+            block->sum[TARGET_SIDE][lane] = xx[j][k] + (2 * xs[j][k] + ss[j][k]);
+            block->sum[DIFFERENCE][lane] = ss[j][k], block->sum[ABSOLUTE][lane] = absolute[j][k];
+            block->sum[RELATIVE][lane] = shares[j][k];
             square += xx[j][k];
         }
+    for (int j = 1; j < NF; j++) {
+        most[0] = MOST(most[j], most[0]), furthest[0] = MOST(furthest[j], furthest[0]);
+        differing[0] += differing[j];
+    }
+    for (int k = 0; k < F; k++) {
+        double distance = ((Narrow)most[0])[k], ulps = 2 * (double)((Narrow)furthest[0])[k];
+        block->limit[MAX_ABSOLUTE] = distance > block->limit[MAX_ABSOLUTE] ? distance : block->limit[MAX_ABSOLUTE];
+        block->limit[MAX_ULP] = ulps > block->limit[MAX_ULP] ? ulps : block->limit[MAX_ULP];
+        block->equal -= (uint64_t)differing[0][k];
+        /* A lane holds less than 2^24 halves of a unit: no sum of float32 was rounded. */
+        for (int j = 0; j < NF; j++) block->sum[ULP][0] += 2 * (double)units[j][k];
+    }
+    aside->count = found;
     /* From 2^127 on, the inverse of the power of two is no float32. */
     return square < 0x1p254;
 }

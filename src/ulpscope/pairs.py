@@ -6,7 +6,7 @@ their dtype code.
 
     contrast(reference, reference_code, target, target_code, state[, checksums]) -> None
     skip_json(buffer, start) -> int
-    let_go(view) -> None
+    let_go(*views) -> None
     totals(state) -> Totals
 
 `contrast` adds what it finds to `state`, a bytearray of one `STATE` that begins as zeros, so that streams of any length
@@ -29,7 +29,7 @@ and t the two elements as float64 and d = |t - r| (of 64-bit integers the true d
 `skip_json` returns the index just behind the JSON value that begins at `start`, by matching brackets outside of strings
 and without looking at anything else; ValueError if the buffer ends before the value does.
 
-`let_go` gives the pages that lie wholly within a view of a mapped file back, which the caller makes sure it is: the bytes come
+`let_go` gives the pages back that lie wholly within views of mapped files, which the caller makes sure they are: the bytes come
 from the file again when they are read.
 """
 
@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 from ulpscope import pairs_fallback
+from ulpscope.making import maker
 
 try:
     from ulpscope._pairs import contrast, let_go, skip_json
@@ -83,8 +84,11 @@ class Totals:
     ulp: float
 
 
+_totals = maker(Totals)
+
+
 def totals(state: bytearray) -> Totals:
     """What a state says."""
     numbers = _NUMBERS.unpack_from(state, _COUNTS.size)
     sums = [sum(numbers[start : start + _LANES]) for start in range(3, len(numbers), _LANES)]
-    return Totals(*_COUNTS.unpack_from(state), *numbers[:3], *sums)
+    return _totals(*_COUNTS.unpack_from(state), *numbers[:3], *sums)

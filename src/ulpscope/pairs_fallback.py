@@ -265,16 +265,16 @@ def skip_json(buffer: Buffer, start: int, /) -> int:
     raise ValueError(f"no whole JSON value begins at byte {start}")
 
 
-def let_go(view: memoryview, /) -> None:
-    """Let go of the pages that lie wholly within a view of a mapped file."""
-    mapping = view.obj
-    if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
-        return
-    first = _address(view) - _address(mapping)
-    begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (first + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > begin:
-        mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+def let_go(*views: memoryview) -> None:
+    """Let go of the pages that lie wholly within views of mapped files."""
+    for view in views:
+        mapping = view.obj
+        if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
+            first = _address(view) - _address(mapping)
+            begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (first + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > begin:
+                mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def _address(memory: memoryview | mmap.mmap) -> int:

@@ -202,7 +202,7 @@ def _read_through(draft: _Draft) -> Comparison:
     verdict = tensor_verdict(left, right, Evidence.ELEMENTS, size)
     if not contrast.same_places:
         verdict = Verdict(verdict.level, (Code.NOT_FINITE, *verdict.codes[1:]), verdict.text)
-    return Comparison(match, right.slot, left, right, Evidence.ELEMENTS, verdict, size, rounding, contrast)
+    return _comparison(match, right.slot, left, right, Evidence.ELEMENTS, verdict, size, rounding, contrast)
 
 
 def _weigh(left: Value, right: Value, sketch: float | None) -> tuple[Evidence, float | None]:

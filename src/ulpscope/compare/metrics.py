@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ulpscope import pairs, pairs_fallback
 from ulpscope.dtypes import DType, dtype_named
+from ulpscope.making import maker
 
 Array = NDArray[Any]
 
@@ -185,31 +186,35 @@ def _parts(values: Array) -> Array:
     return np.ascontiguousarray(values).view(np.float64)
 
 
+_contrast = maker(Contrast)
+
+
 def _contrast_of(found: pairs.Totals, lengths: _Lengths) -> Contrast:
-    return Contrast(
-        count=found.count,
-        finite=found.count - found.either,
-        differing=found.differing,
-        reference_norm=lengths.reference,
-        target_norm=lengths.target,
-        difference_norm=lengths.difference,
-        alignment=lengths.alignment,
-        abs_sum=found.absolute,
-        max_abs=found.max_absolute,
-        max_abs_index=found.place - 1,
-        relative_sum=found.relative,
-        max_relative=found.max_relative,
-        below_thousandth=found.below_thousandth,
-        below_five_thousandths=found.below_five_thousandths,
-        ulp_sum=found.ulp,
-        max_ulp=found.max_ulp,
-        nan_in_reference=found.nan_reference,
-        nan_in_target=found.nan_target,
-        nan_in_both=found.nan_both,
-        inf_in_reference=found.inf_reference,
-        inf_in_target=found.inf_target,
-        inf_same=found.inf_same,
-        inf_opposite=found.inf_opposite,
+    # In the order of the fields.
+    return _contrast(
+        found.count,
+        found.count - found.either,
+        found.differing,
+        lengths.reference,
+        lengths.target,
+        lengths.difference,
+        lengths.alignment,
+        found.absolute,
+        found.max_absolute,
+        found.place - 1,
+        found.relative,
+        found.max_relative,
+        found.below_thousandth,
+        found.below_five_thousandths,
+        found.ulp,
+        found.max_ulp,
+        found.nan_reference,
+        found.nan_target,
+        found.nan_both,
+        found.inf_reference,
+        found.inf_target,
+        found.inf_same,
+        found.inf_opposite,
     )
 
 

@@ -118,9 +118,8 @@ def _contrast(ours: StoredBits, theirs: StoredBits) -> Contrast:
 
     def release(start: int, stop: int) -> None:
         # A mapped page counts as memory of this process until it is let go; a mapping of one tensor goes with it.
-        for side in (ours, theirs):
-            if side.crc is None or stop < end:
-                forget(side.raw, start * side.dtype.itemsize, stop * side.dtype.itemsize)
+        sides = [side for side in (ours, theirs) if side.crc is None or stop < end]
+        forget(*(side.raw[start * side.dtype.itemsize : stop * side.dtype.itemsize] for side in sides))
 
     if ours.crc is None and theirs.crc is None:
         return contrast_bits(ours.raw, ours.dtype, theirs.raw, theirs.dtype, done=release)

@@ -28,9 +28,10 @@ class StoredBits(NamedTuple):
             raise DumpError(self.damaged)
 
 
-def forget(view: memoryview, start: int, stop: int) -> None:
-    """Lets go of the pages that lie wholly within these bytes of a view of a mapped file; other views do nothing.
+def forget(*views: memoryview) -> None:
+    """Lets go of the pages that lie wholly within views of mapped files; other views do nothing.
 
     The bytes stay readable: they come from the file again."""
-    if isinstance(view.obj, mmap.mmap):
-        pairs.let_go(view[start:stop])
+    mapped = [view for view in views if isinstance(view.obj, mmap.mmap)]
+    if mapped:
+        pairs.let_go(*mapped)

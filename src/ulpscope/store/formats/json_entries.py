@@ -81,7 +81,7 @@ class JsonEntries:
         self._read += reading
         if self._read > _RELEASE:
             with memoryview(self._mapping) as view:
-                forget(view, 0, len(view))
+                forget(view)
             self._read = reading
 
     def _scan(self, large: str) -> None:
@@ -135,7 +135,7 @@ class JsonEntries:
             spans, at = entries(view, at, _RELEASE, self.names)
             self._spans.frombytes(spans)
             if at - released > _RELEASE:
-                forget(view, released, at)
+                forget(view[released:at])
                 released = at
             if spans:
                 continue
