@@ -6,6 +6,7 @@ last, the share of elements that are off, and how the error leans.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ulpscope.store.ledger import Measure
 _ALL = 0.9
 _FEW = 0.01
 _CLIPPED = 4
+_MANY = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,14 @@ def pattern(measure: Measure) -> Pattern:
         return leaning or Pattern("uniform", "spread evenly, below what single elements show")
     dims: list[dict[str, Any]] = profile["dims"]
     share = profile["share"]
-    if profile.get("clipped", 0) >= _CLIPPED:
-        return Pattern("saturation", f"{profile['clipped']} elements stand at the same largest value")
+    off = round(share * math.prod(measure.shape))
+    clipped = profile.get("clipped", 0)
+    if clipped >= max(_CLIPPED, _ALL * off):
+        return Pattern("saturation", f"{clipped} elements stand at the same largest value and should be larger")
+    if off < _CLIPPED:
+        return Pattern("sparse outliers", f"{off} elements, the worst at {profile['worst_at']}")
     whole = all(dim["bad"] >= _ALL * dim["length"] for dim in dims)
-    if whole and share > 0.5:
+    if whole and share > _MANY:
         return leaning or Pattern("uniform", f"{share:.0%} of the elements are off, everywhere")
     ranges = tuple(
         (place, dim["first"], dim["last"] + 1)
@@ -50,10 +56,11 @@ def pattern(measure: Measure) -> Pattern:
     )
     text = ", ".join(f"dimension {place} [{first}:{last}]" for place, first, last in ranges)
     solid = [(place, first, last) for place, first, last in ranges if dims[place]["bad"] >= _ALL * (last - first)]
-    for place, first, last in ranges:
-        bad = dims[place]["bad"]
-        if bad > 2 and (last - 1 - first) % (bad - 1) == 0 and (last - 1 - first) // (bad - 1) > 1:
-            return Pattern("stride", f"every {(last - 1 - first) // (bad - 1)}th index of {text}", ranges)
+    for place, dim in enumerate(dims):
+        step = dim["step"]
+        if dim["bad"] > 2 and step > 1 and (dim["bad"] - 1) * step == dim["last"] - dim["first"]:
+            where = (place, dim["first"], dim["last"] + 1)
+            return Pattern("stride", f"every {step}th index of dimension {place} from {dim['first']} on", (where,))
     if solid and share > _FEW / 10:
         if len(solid) == 1 and solid[0][2] - solid[0][1] == 1:
             return Pattern("one channel", f"only index {solid[0][1]} of dimension {solid[0][0]}", ranges)
@@ -72,7 +79,7 @@ def _leaning(measure: Measure) -> Pattern | None:
     size = abs(measure.toward)
     if size < 0.25 or size < 8 * measure.spread:
         return None
-    if measure.toward < 0 and size < 1.2 and measure.rms < 1.5:
+    if measure.toward < 0 and size < 1.2 and measure.rms < 16:
         return Pattern("truncation", f"rounds toward zero: {size:.2g} units on average")
     unit = UNITS.get(measure.dtype, 2.0**-24)
     if size > 0.5 * measure.rms:

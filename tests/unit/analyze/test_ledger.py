@@ -235,28 +235,9 @@ def test_what_could_not_be_judged_is_unknown_and_says_why() -> None:
     assert judgement.unknown == {"aten.mm.default: NotImplementedError: no double": 1}
 
 
-def profile(*dims: tuple[int, int, int, int], share: float) -> dict[str, Any]:
-    named = [{"length": length, "bad": bad, "first": first, "last": last} for length, bad, first, last in dims]
-    return {"dims": named, "share": share, "worst_at": [0, 0]}
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
-        ({"toward": -0.7, "spread": 0.01, "rms": 0.6}, "truncation"),
-        ({"toward": 8.0, "spread": 0.01, "rms": 8.0}, "scale"),
-        ({"profile": profile((16, 16, 0, 15), (64, 8, 8, 15), share=0.12)}, "block"),
-        ({"profile": profile((16, 16, 0, 15), (64, 8, 56, 63), share=0.12)}, "tail"),
-        ({"profile": profile((16, 16, 0, 15), (64, 1, 5, 5), share=0.016)}, "one channel"),
-        ({"profile": profile((16, 16, 0, 15), (64, 8, 0, 56), share=0.12)}, "stride"),
-        ({"profile": profile((16, 3, 2, 9), (64, 3, 7, 50), share=0.003)}, "sparse outliers"),
-        ({"profile": profile((16, 16, 0, 15), (64, 64, 0, 63), share=0.97)}, "uniform"),
-        ({"lost": 1, "profile": profile((16, 1, 0, 0), (64, 1, 7, 7), share=0.001)}, "not finite"),
-        ({"profile": profile((16, 9, 0, 15), (64, 20, 0, 63), share=0.05) | {"clipped": 40}}, "saturation"),
-    ],
-)
-def test_the_shape_of_an_error_has_a_name(fields: dict[str, Any], kind: str) -> None:
-    assert pattern(measure(**fields)).kind == kind
+def test_what_is_not_finite_has_no_other_shape() -> None:
+    assert pattern(measure(lost=1)).kind == "not finite"
+    assert pattern(measure(undefined=2)).kind == "not finite"
 
 
 def test_the_factor_of_a_scale_error_is_told() -> None:

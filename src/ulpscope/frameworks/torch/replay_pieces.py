@@ -5,6 +5,7 @@ What cannot be cut without changing what is computed is left whole. `merged` mak
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -254,19 +255,31 @@ def _leaning(parts: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _joined(shapes: list[tuple[int, dict[str, Any]]], length: int, count: int, axis: int) -> dict[str, Any]:
-    """The profile of all pieces: that of the worst, the dimension that was cut over its whole length."""
-    worst = max(shapes, key=lambda item: max((max(dim["bins"]) for dim in item[1]["dims"]), default=0.0))
-    start, profile = worst
-    lines = [(at, each["dims"][axis]) for at, each in shapes]
+    """The profile of all pieces, those left out whose errors are small beside the worst: they are rounding."""
+    sizes = [max((max(dim["bins"]) for dim in each["dims"]), default=0.0) for _, each in shapes]
+    start, profile = shapes[sizes.index(max(sizes))]
+    loud = [shape for shape, size in zip(shapes, sizes, strict=True) if size >= 0.01 * max(sizes)]
+    dims = [
+        _joined_dim([(at if place == axis else 0, each["dims"][place]) for at, each in loud], added=place == axis)
+        for place in range(len(profile["dims"]))
+    ]
+    dims[axis]["length"] = length
+    place = [index + start if at == axis else index for at, index in enumerate(profile["worst_at"])]
+    share = sum(each["share"] for _, each in loud) / count
+    top = max(each.get("top", 0.0) for _, each in loud)
+    clipped = sum(each.get("clipped", 0) for _, each in loud if each.get("top") == top)
+    return {"dims": dims, "share": share, "worst_at": place, "top": top, "clipped": clipped}
+
+
+def _joined_dim(lines: list[tuple[int, dict[str, Any]]], *, added: bool) -> dict[str, Any]:
+    """One dimension of several pieces; along the cut their indices are added, elsewhere they are the same ones."""
     ends = [(at + line["first"], at + line["last"]) for at, line in lines if line["bad"]]
-    joined = {
-        **profile["dims"][axis],
-        "length": length,
-        "bad": sum(line["bad"] for _, line in lines),
+    bad = [line["bad"] for _, line in lines]
+    steps = [line["step"] for _, line in lines]
+    return {
+        **max((line for _, line in lines), key=lambda line: max(line["bins"])),
+        "bad": sum(bad) if added else max(bad),
         "first": min((low for low, _ in ends), default=None),
         "last": max((high for _, high in ends), default=None),
+        "step": math.gcd(*steps, *(high - low for (low, _), (high, _) in itertools.pairwise(ends))),
     }
-    dims = [joined if place == axis else dim for place, dim in enumerate(profile["dims"])]
-    place = [index + start if at == axis else index for at, index in enumerate(profile["worst_at"])]
-    share = sum(each["share"] for _, each in shapes) / count
-    return {**profile, "dims": dims, "share": share, "worst_at": place}

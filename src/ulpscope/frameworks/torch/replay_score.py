@@ -97,7 +97,10 @@ def rounded_score(
     if answer["rms"] > 1.5 or worst > 6.0 or answer.get("lost"):
         answer["profile"] = profile(error if finite is None else _spread_out(error, finite))
         largest = y.abs()
-        answer["profile"]["clipped"] = int((largest == largest.max()).sum())
+        top = largest.max()
+        # At the end of the range, and not where they should be: a common factor leaves large elements alone there.
+        clipped = (largest == top) & (expected.abs() > largest * (1 + 8 * unit))
+        answer["profile"] |= {"top": float(top), "clipped": int(clipped.sum())}
     return answer
 
 
@@ -223,6 +226,7 @@ def profile(error: Tensor) -> dict[str, Any]:
                 "bad": int(bad.numel()),
                 "first": int(bad[0]) if bad.numel() else None,
                 "last": int(bad[-1]) if bad.numel() else None,
+                "step": math.gcd(*bad.diff().tolist()) if bad.numel() > 1 else 0,
             }
         )
     flat = limited.flatten()
