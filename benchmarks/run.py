@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 PEER = HERE / ".peer"
 RESULTS = HERE / "results"
 PARTS = ("llama", "resnet50", "tiny", "scaling", "startup")
-DEFAULT_CONFIGS = ("op", "module", "mix", "crc", "tensors")
+DEFAULT_CONFIGS = ("op", "module", "mix", "crc", "tensors", "overflow")
 # Short steps are read several times in a row, and the median is one reading.
 BARE_REPEATS = {"llama": 1, "resnet50": 1, "tiny": 7}
 OUR_REPEATS = {"llama": 1, "resnet50": 1, "tiny": 3}

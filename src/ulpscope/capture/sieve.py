@@ -28,11 +28,17 @@ from ulpscope.naming import MODULE, OPTIMIZER, call_text
 from ulpscope.records import CallId, PathStep, Phase, Role
 
 Path = tuple[PathStep, ...]
-_COMMUNICATION = "Distributed"
+_COMMUNICATION, _KERNEL = "Distributed", "Aten"
 # In-place calls whose target is only written: what was there before has no part in the result.
 _FILLS = frozenset(
     {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "bernoulli_", "trunc_normal_", "set_"}
 )
+# Calls that only move their numbers or choose among them, and make none larger.
+_MOVES = """relu relu_ relu6 hardtanh hardtanh_ clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ abs abs_ neg __neg__
+    view reshape flatten unflatten transpose permute t movedim swapaxes contiguous expand expand_as view_as squeeze unsqueeze
+    chunk split cat stack narrow select unbind clone detach repeat flip roll tril triu index_select gather
+    max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"""
+_HARMLESS = frozenset(_MOVES.split())
 # Functions that are -inf at 0 and never overflow: the answer is exact, and harmless if nothing comes of it.
 _POLES = frozenset(
     {"log", "log2", "log10", "log1p", "logit", "log.default", "log2.default", "log10.default", "log1p.default"}
@@ -66,22 +72,24 @@ class _Held:
 class _Watched:
     """A call that is under way, or waits to be judged."""
 
-    __slots__ = ("bad", "closed", "fills", "held", "mutates", "opened", "waits", "written")
+    __slots__ = ("bad", "closed", "fills", "harmless", "held", "mutates", "opened", "waits", "written")
 
-    def __init__(self, opened: int, kind: str, name: str) -> None:
+    def __init__(self, opened: int, call: OpenCall) -> None:
         self.held: list[_Held] = []
         self.opened = opened
         self.closed = -1
         self.bad = FINITE
         self.waits = False
-        plain = name.partition(".")[0]  # a kernel has its overload behind a dot
-        self.mutates = (
+        name, plain = call.name, call.name.partition(".")[0]  # a kernel has its overload behind a dot
+        # Gradients are not overwritten, whatever the forward call did; kernels of a backward are calls of their own.
+        self.mutates = (call.phase is Phase.FORWARD or call.kind == _KERNEL) and (
             (plain.endswith("_") and not plain.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         )
         self.fills = plain in _FILLS
+        self.harmless = plain in _HARMLESS
         self.written: tuple[PathStep, ...] = _FIRST if self.mutates else ()
-        if "batch_norm" in plain or "instance_norm" in plain:
-            self.written = _STATISTICS[kind == "Functional"]
+        if call.phase is Phase.FORWARD and ("batch_norm" in plain or "instance_norm" in plain):
+            self.written = _STATISTICS[call.kind == "Functional"]
 
 
 class OverflowSieve:
@@ -123,8 +131,8 @@ class OverflowSieve:
         self._waiting: deque[tuple[OpenCall, _Watched]] = deque()
         self._lent: dict[int, deque[_Held]] = {}  # by memory: what waiting calls hold of it
         self._bytes = 0
-        # By identity: tensors that calls made, with their version and what their device says about them.
-        self._made: dict[int, tuple[weakref.ref[Any], int | None, Answer]] = {}
+        # By identity: tensors that calls made, with their version and what is known of them, or will be.
+        self._made: dict[int, tuple[weakref.ref[Any], int | None, int | Answer]] = {}
         # Of this step: forward calls with results that are not finite; those whose backward was found already.
         self._spoilt: set[int] = set()
         self._blamed: set[int] = set()
@@ -289,17 +297,17 @@ class OverflowSieve:
             if self._flag is not None:
                 self._flag.clear_npu_overflow_flag()
         self._clock += 1
-        self._watched[call.seq] = _Watched(self._clock, call.kind, call.name)
+        self._watched[call.seq] = _Watched(self._clock, call)
 
     def _hold(self, call: OpenCall, watched: _Watched, held: _Held) -> None:
         finiteness = self._finiteness
         if held.role is Role.OUTPUT:
             counts = not call.name.startswith(_ONLY_FIRST) or not any(held.path)
             if counts and held.unread is None and type(held.value) not in _PLAIN and self._flag is None:
-                self._ask(watched, held)
+                self._ask(watched, held, known=call.phase is Phase.FORWARD and self._stays_finite(watched, held))
         elif held.unread is None and finiteness.is_tensor(held.value):
             self._recall(held)
-            if held.path[0] in watched.written:
+            if held.path[0] in watched.written and not self._is_harmless(watched, held):
                 held.value = self._copied(held.value)
             else:
                 if held.path[0] == "out":
@@ -313,16 +321,34 @@ class OverflowSieve:
             held.value = finiteness.alias(held.value)
         watched.held.append(held)
 
-    def _ask(self, watched: _Watched, held: _Held) -> None:
-        held.before = answer = self._finiteness.ask(held.value)
+    def _stays_finite(self, watched: _Watched, held: _Held) -> bool:
+        """Whether a result needs no reading: a CPU has only moved what is known to be finite. Devices are not trusted."""
+        finiteness = self._finiteness
+        return (
+            watched.harmless
+            and finiteness.is_on_cpu(held.value)
+            and all(
+                given.before == FINITE or finiteness.is_always_finite(given.value)
+                for given in watched.held
+                if given.role is not Role.OUTPUT
+            )
+        )
+
+    def _ask(self, watched: _Watched, held: _Held, *, known: bool = False) -> None:
+        held.before = answer = FINITE if known else self._finiteness.ask(held.value)
         if isinstance(answer, Answer):
             watched.waits = True
-            if held.role is Role.OUTPUT:
-                if len(self._made) > _MADE:
-                    self._made.clear()
-                self._made[id(held.value)] = (weakref.ref(held.value), self._finiteness.version(held.value), answer)
         elif held.role is Role.OUTPUT:
             watched.bad |= answer
+        if held.role is Role.OUTPUT and self._finiteness.is_tensor(held.value):
+            if len(self._made) > _MADE:
+                self._made.clear()
+            self._made[id(held.value)] = (weakref.ref(held.value), self._finiteness.version(held.value), answer)
+
+    def _is_harmless(self, watched: _Watched, held: _Held) -> bool:
+        """Whether a call that overwrites this need not be given a copy of it: it is known, nobody waits for it, and what is
+        made of it cannot overflow unless the kernel is wrong."""
+        return watched.harmless and held.before is not None and not self._lent
 
     def _recall(self, held: _Held) -> None:
         """What is known of an input because it was the result of a call, and nobody wrote to it since."""
@@ -341,7 +367,12 @@ class OverflowSieve:
     def _copy_first(self, watched: _Watched) -> None:
         """The call was asked to overwrite its first argument."""
         for held in watched.held:
-            if held.path[0] == 0 and held.role is Role.INPUT and held.version is not None:
+            if (
+                held.path[0] == 0
+                and held.role is Role.INPUT
+                and held.version is not None
+                and not self._is_harmless(watched, held)
+            ):
                 held.value, held.version = self._copied(held.value), None
 
     def _overflows(self, call: OpenCall, watched: _Watched) -> bool:

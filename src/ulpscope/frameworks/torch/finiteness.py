@@ -44,7 +44,7 @@ class TorchFiniteness:
         if isinstance(value, Tensor):
             if not (value.dtype.is_floating_point or value.dtype.is_complex):
                 return FINITE
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 try:
                     return self._in_tensor(value)
                 except (RuntimeError, NotImplementedError, TypeError, AttributeError):
@@ -91,7 +91,8 @@ class TorchFiniteness:
             return FINITE  # computed at each replay, which nobody sees
         if not self.room:
             self.room = _room(value.device)
-        return self._devices.ask(value)
+        with torch.no_grad():
+            return self._devices.ask(value)
 
     def copy(self, value: Any) -> Any:
         """The same leaf with memory of its own."""
@@ -120,6 +121,15 @@ class TorchFiniteness:
         """Rises when somebody writes to a tensor; None where torch does not count."""
         return value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
+    def is_on_cpu(self, value: Any) -> bool:
+        return type(value) is Tensor and value.is_cpu
+
+    def is_always_finite(self, value: Any) -> bool:
+        """Whether a leaf can hold neither inf nor nan: whole numbers, truth values, texts."""
+        if isinstance(value, Tensor):
+            return not (value.dtype.is_floating_point or value.dtype.is_complex)
+        return _in_scalar(value) == FINITE
+
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, Tensor)
 
@@ -136,9 +146,10 @@ class TorchFiniteness:
 
 
 def _on_cpu(value: Tensor) -> int:
+    value = value.detach()
     if value.numel() > _SMALL:
-        total = value.detach().sum()
-        if math.isfinite(total.real) and math.isfinite(total.imag) if total.is_complex() else math.isfinite(total):
+        total = value.sum().item()
+        if math.isfinite(total.real) and math.isfinite(total.imag):
             return FINITE
     code = _CODES.get(value.dtype)
     if code is None or value.is_neg() or value.is_conj():
