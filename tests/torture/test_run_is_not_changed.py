@@ -142,7 +142,7 @@ PLACES: tuple[Any, ...] = (
 def attributes() -> dict[tuple[str, str], tuple[Any, Any]]:
     """What torch and Python consist of, and the code of what can be called."""
     return {
-        (place.__name__, name): (value, value.__code__ if isinstance(value, FunctionType) else None)
+        (place.__name__, name): (value, value.__code__ if type(value) is FunctionType else None)
         for place in PLACES
         for name, value in vars(place).items()
         if name not in ("last_type", "last_value", "last_traceback", "last_exc")

@@ -11,22 +11,20 @@ or the long form for loops that start and stop by themselves: `Capture(path).sta
 from __future__ import annotations
 
 import atexit
-import contextlib
-import json
 import logging
 import multiprocessing.util
 import os
-import shutil
 import sys
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from ulpscope.capture.folder import absolute, claim, make_folder, token_of
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.sieve import OverflowSieve
@@ -34,7 +32,7 @@ from ulpscope.capture.surroundings import surroundings
 from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.config import CaptureConfig, capture_config
 from ulpscope.dtypes import DType
-from ulpscope.errors import CaptureError, FolderTakenError, UlpscopeError
+from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import devices, npu, probe
 from ulpscope.frameworks.torch.finiteness import TorchFiniteness
@@ -63,7 +61,7 @@ class Capture:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
         # The program may change its working folder; a run stays where it began.
-        self.path = Path(os.path.abspath(self.config.path))
+        self.path = absolute(self.config.path)
         self.current_step = 0
         self.started = False
         self.dumps: list[Path] = []
@@ -139,6 +137,7 @@ class Capture:
             self._switch_on(eager=self._steps is None)
         except BaseException:
             self._release()
+            self._was_on = False
             raise
         atexit.register(self.close)
         return self
@@ -248,10 +247,11 @@ class Capture:
                 below=self._is_below if self.config.below else None,
                 vendor=self._vendor_dump(),
                 as_msprobe=self.as_msprobe,
+                released=None if self.sieve is None else self.sieve.release,
             )
         if not self._writer.is_open:
             if eager:
-                self._open_dump()
+                self._open_now()
             else:
                 self._recorder.before_first = _weakly(self._open_late)
         if not self._recorder.active:
@@ -290,6 +290,15 @@ class Capture:
             if _on and _on[0]() is self:
                 _on.clear()
 
+    def _open_now(self) -> None:
+        """Raises what is wrong with the folder before anything was recorded; later the program goes on without us."""
+        try:
+            self._open_dump()
+        except CaptureError as error:
+            if not self.dumps:
+                raise
+            self._writer._fail(str(error))
+
     def _open_late(self) -> None:
         if probe.is_data_worker():
             self._recorder.active = False
@@ -304,7 +313,7 @@ class Capture:
     def _open_dump(self) -> None:
         self._recorder.before_first = None
         rank, _ = self._place()
-        _make_folder(self.path)
+        make_folder(self.path)
         if not self._claimed:
             self._copy = claim(self.path, rank, self._run, overwrite=self.config.overwrite)
             self._claimed = True
@@ -314,13 +323,13 @@ class Capture:
         self._recorder.measurer.begin_step()
         while True:
             folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
-            _make_folder(folder.parent)
+            make_folder(folder.parent)
             try:
                 self._writer.open(folder, self._manifest("open"))
                 break
             except FolderTakenError:
                 # Another process of this run, of the same rank, was quicker; a folder just made has no manifest yet.
-                if _token_of(folder) not in (self._run, None):
+                if token_of(folder) not in (self._run, None):
                     raise
                 self._copy += 1
         self.dumps.append(folder)
@@ -341,8 +350,10 @@ class Capture:
         if self.on_dump is not None and self.dumps:
             try:
                 self.on_dump(self.dumps[-1], finished)
-            except (OSError, UlpscopeError) as error:
-                log.warning("could not write %s: %s", self.dumps[-1], error)
+            except Exception as error:  # the hook border: files in another format fail, the program goes on
+                self._writer._fail(
+                    f"recording ended: {error}; the program goes on, our own files are in {self.dumps[-1]}"
+                )
 
     def _manifest(self, state: str) -> dict[str, Any]:
         rank, world = self._place()
@@ -441,48 +452,6 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
 
 def _stored_tensor(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
     return read_npy(path) if path.suffix == ".npy" else read_pt(path)
-
-
-def claim(run: Path, rank: int, token: str, *, overwrite: bool) -> int:
-    """Makes sure that this process mixes with no earlier run; returns its copy number among processes of the same rank."""
-    copies = -1
-    for place in _existing(run):
-        if place.rank != rank:
-            continue
-        if _token_of(place.folder) == token:
-            copies = max(copies, place.copy)
-        elif overwrite:
-            shutil.rmtree(place.folder)
-            with contextlib.suppress(OSError):
-                place.folder.parent.rmdir()
-        else:
-            raise CaptureError(
-                f"{place.folder} holds an earlier capture, which is never mixed with a new one; choose another folder, "
-                "or ask for it to be replaced (overwrite=True, --overwrite)"
-            )
-    return copies + 1
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise CaptureError(f"cannot write into {path}: it exists and is no folder; choose another") from None
-    except OSError as error:
-        raise CaptureError(f"cannot write into {path}: {error.strerror}; choose another folder") from error
-
-
-def _existing(run: Path) -> Iterator[layout.Place]:
-    if run.is_dir():
-        yield from layout.find_places(run)
-
-
-def _token_of(folder: Path) -> str | None:
-    try:
-        found = json.loads((folder / layout.MANIFEST).read_text(encoding="utf-8"))
-        return found.get("run") if isinstance(found, dict) else None
-    except (OSError, ValueError):
-        return None
 
 
 def _in_child() -> None:

@@ -76,7 +76,9 @@ class DumpWriter:
             folder.mkdir(parents=True)
             layout.write_json(folder / layout.MANIFEST, manifest)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-            self._files = [os.open(folder / name, flags, 0o640) for name in layout.TABLES]
+            self._files = []
+            for name in layout.TABLES:
+                self._files.append(os.open(folder / name, flags, 0o640))
             self.journal = self._ring(self.journal, folder / layout.JOURNAL, JOURNAL_BYTES)
             if self._payload_bytes:
                 self.payloads = self._ring(self.payloads, folder / layout.PAYLOAD_JOURNAL, self._payload_bytes)
@@ -84,12 +86,15 @@ class DumpWriter:
                 with contextlib.suppress(OSError, AttributeError):
                     self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
         except FileExistsError as error:
+            self._close_files()
             raise FolderTakenError(
                 f"{error.filename} exists already: an earlier capture lies there and is never mixed with a new one; "
                 "choose another folder, or ask for it to be replaced (overwrite=True, --overwrite)"
             ) from None
         except OSError as error:
-            raise CaptureError(f"cannot write into {folder}: {error.strerror} ({error.filename})") from error
+            self._close_files()
+            place = f" ({error.filename})" if error.filename else ""
+            raise CaptureError(f"cannot write into {folder}: {error.strerror}{place}; choose another folder") from error
         self._folder = folder
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ulpscope-writer", daemon=True)
@@ -99,19 +104,24 @@ class DumpWriter:
         """Ends the dump: everything in its files, the manifest last."""
         if self._folder is None:
             return
-        folder, self._folder = self._folder, None
+        folder = self._folder
         with self._lock:
             if self._strings or self._measures:
                 self._commit(b"", b"")
         self._drain(everything=True)
+        self._folder = None
+        with self._drain_lock:
+            try:
+                if not self.failure and self._payload_file >= 0:
+                    os.ftruncate(self._payload_file, self._payload_size)
+            except OSError as error:
+                self._fail(_what_to_do(error, folder))
+            # A file system over a network may tell only now that it had no room.
+            late = self._close_files()
+        if late is not None:
+            self._fail(_what_to_do(late, folder))
         if self.failure:
             manifest = {**manifest, "state": "incomplete", "notes": [*manifest.get("notes", []), self.failure]}
-        elif self._payload_file >= 0:
-            os.ftruncate(self._payload_file, self._payload_size)
-        for descriptor in (*self._files, self._payload_file, self._direct_file):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._files, self._payload_file, self._direct_file = [], -1, -1
         for ring in (self.journal, self.payloads):
             if ring is not None and not ring.waiting():
                 # Between two steps the empty ring waits in the run folder: a finished dump holds no journal.
@@ -120,6 +130,18 @@ class DumpWriter:
             layout.write_json(folder / layout.MANIFEST, manifest)
         except OSError as error:
             self._fail(f"could not finish {folder / layout.MANIFEST}: {error.strerror}")
+
+    def _close_files(self) -> OSError | None:
+        """Closes every file; the first error, if any."""
+        first = None
+        for descriptor in (*self._files, self._payload_file, self._direct_file):
+            if descriptor >= 0:
+                try:
+                    os.close(descriptor)
+                except OSError as error:
+                    first = first or error
+        self._files, self._payload_file, self._direct_file = [], -1, -1
+        return first
 
     def flush(self, manifest: dict[str, Any]) -> None:
         """Brings the dump into a state that reads as complete; more calls may follow."""
