@@ -105,6 +105,15 @@ def test_a_result_written_over_an_argument_is_kept_with_what_was_there_before(tm
     assert dump.load(dump.nth(0).values[0]).tolist() == [60000] * 3
 
 
+def test_tensors_can_be_exchanged_while_it_looks(tmp_path: Path) -> None:
+    def program() -> None:
+        a, b = torch.ones(2) * 2, torch.ones(2) * 3
+        torch.utils.swap_tensors(a, b)
+        assert a.tolist() == [3, 3]
+
+    assert check(tmp_path, program) == []
+
+
 def test_gradients_that_overflow_are_found_in_the_backward_call(tmp_path: Path) -> None:
     def program() -> None:
         x = torch.zeros(3, requires_grad=True)

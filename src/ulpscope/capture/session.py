@@ -247,6 +247,7 @@ class Capture:
                 below=self._is_below if self.config.below else None,
                 vendor=self._vendor_dump(),
                 as_msprobe=self.as_msprobe,
+                released=None if self.sieve is None else self.sieve.release,
             )
         if not self._writer.is_open:
             if eager:

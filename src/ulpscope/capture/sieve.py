@@ -215,6 +215,11 @@ class OverflowSieve:
     def close_raised(self, call: OpenCall, error: BaseException) -> None:
         self._watched.pop(call.seq, None)
 
+    def release(self, value: Any) -> None:
+        """Lets go of a tensor that torch is about to exchange for another, which it does only if nobody refers to it."""
+        self._judge(wait=True)
+        self._made.pop(id(value), None)
+
     # --- waiting ------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:

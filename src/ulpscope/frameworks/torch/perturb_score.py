@@ -132,7 +132,8 @@ def _by_rounding(found: Any, again: Any) -> Excess | None:
         return Excess(None, "no floating point result")
     left, right = _pair(found, again)
     limit = _UNITS * UNIT.get(found.dtype, 2.0**-24) * torch.maximum(left.abs(), right.abs())
-    far = ~((left - right).abs() <= limit) & ~((left == right) | (left.isnan() & right.isnan()))
+    near = ((left - right).abs() <= limit) & limit.isfinite()
+    far = ~near & ~((left == right) | (left.isnan() & right.isnan()))
     return None if bool(far.any()) else Excess(0.0)
 
 
@@ -145,6 +146,10 @@ def _excess(found: Tensor, again: Tensor, exact: Any, moved: Any, answer: Any, u
     size = torch.maximum(left.abs(), right.abs())
     allowed = allowed + _UNITS * unit * (size + answer.to(device)) + _FLOOR * unit * max(largest, _largest(size))
     error = (left - right).abs()
+    # Only the program's own result is not finite: nothing explains that.
+    broken = ~left.isfinite() & (right.isfinite() & exact.isfinite().to(device) & moved.isfinite().to(device))
+    if bool(broken.any()):
+        return Excess(math.inf)
     unknown = (left == right) | (left.isnan() & right.isnan()) | ~allowed.isfinite()
     shares = torch.where(unknown, 0.0, error / allowed.clamp_min(torch.finfo(torch.float64).tiny))
     return Excess(float(shares.nan_to_num(math.inf, math.inf).max()) if shares.numel() else 0.0)

@@ -75,6 +75,7 @@ class TorchProbe:
         vendor: Around | None = None,
         as_msprobe: bool = False,
         kernel_mode: Callable[[ThreadState], Any] | None = None,
+        released: Callable[[Any], None] | None = None,
     ) -> None:
         kernels = level is Level.KERNEL and vendor is None
         self.backward = BackwardTap(observer, node_order=as_msprobe)
@@ -107,6 +108,7 @@ class TorchProbe:
         self._collectives = CollectiveTap(observer, measurer)
         self._optimizers = OptimizerTap(observer)
         self._measurer = measurer
+        self._released = released
         self._swapping = CodeSwap(torch.utils.swap_tensors, self._swap_tensors)  # type: ignore[arg-type]
         self._installed: list[Any] = []
 
@@ -135,6 +137,8 @@ class TorchProbe:
         for value in (*args, *kwargs.values()):
             self._measurer.release(value)
             self.modules.release(value)
+            if self._released is not None:
+                self._released(value)
         del value
         return original(*args, **kwargs)
 
