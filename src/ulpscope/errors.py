@@ -32,7 +32,7 @@ class ConfigError(UlpscopeError):
         place = f"{where}: " if where else ""
         lines = [place + problem for problem in self.problems]
         if len(lines) > 1:
-            lines.append(f"{len(lines)} problems, nothing was captured")
+            lines.append(f"{len(lines)} problems, nothing was done")
         super().__init__("\n".join(lines))
 
 

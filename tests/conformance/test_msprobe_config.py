@@ -216,7 +216,7 @@ def test_every_mistake_is_told_at_once_with_its_place() -> None:
     assert "config.json: statistics.data_mode = ['fwd']: element 0 must be one of all, forward" in text
     assert "config.json: statistics: unknown key 'lst'. Did you mean 'list'?" in text
     assert "config.json: dump_path is missing" in text
-    assert text.endswith("5 problems, nothing was captured")
+    assert text.endswith("5 problems, nothing was done")
 
 
 @pytest.mark.parametrize("section", [[], "x", 3])

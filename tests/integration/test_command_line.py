@@ -146,7 +146,7 @@ def test_options_may_come_from_a_file_and_mistakes_in_it_are_told_at_once(tmp_pa
     done = run("capture", "-o", tmp_path / "other", "--config", config, "--", sys.executable, script)
     assert done.returncode == 2
     assert "unknown key 'levle'. Did you mean 'level'?" in done.stderr
-    assert "2 problems, nothing was captured" in done.stderr
+    assert "2 problems, nothing was done" in done.stderr
 
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         "config.json: steps = [-1]: -1 must be a whole number from 0 on, or a range such as '10:12'",
         'config.json: phases = ["fwd"]: must be one of forward, backward',
         "config.json: queue_mb = 0: must be a whole number of megabytes, 1 or more",
-        "5 problems, nothing was captured",
+        "5 problems, nothing was done",
     ]
 
 

@@ -13,16 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.advice import NOT_ACCURATE
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping as Names
 from ulpscope.compare.runs import Unit, executor_for
+from ulpscope.compat.first_wrong import FirstWrong, ranks_differ
 from ulpscope.errors import ConfigError, did_you_mean
 from ulpscope.naming import SAVED
 from ulpscope.report import legacy
@@ -38,14 +37,9 @@ DUMP, DEBUG = layout.MSPROBE
 _STACKS = "stack.json"
 _PRINT_LOG = "is_print_compare_log"
 _SHEET = "Sheet"
-_VERDICTS = ("Result", "Accuracy Reached or Not")
 # As in 8.2.1, a little below what a sheet holds; with more rows there are no colours.
 _MOST_COLOURED = 1_048_500
 _CHUNK = 1 << 24
-_DIFFERENT_RANKS = (
-    "The number of ranks in the two runs are different. Unable to match the ranks. Please use another folder to compare "
-    "or use compare() api and manually match the ranks."
-)
 _NO_STACK_PATH = (
     "Missing stack_path in the configuration file. Automatically detecting stack.json to determine whether to display "
     "NPU_Stack_Info."
@@ -224,7 +218,7 @@ def paired_ranks(npu: Path, bench: Path) -> list[tuple[str, Unit]]:
         found.append(places)
     ours, theirs = found
     if len(ours) != len(theirs):
-        raise ConfigError([f"{_DIFFERENT_RANKS} {npu} has {len(ours)}, {bench} has {len(theirs)}"])
+        raise ConfigError([ranks_differ(npu, len(ours), bench, len(theirs))])
     return [
         (
             place.folder.name if place.folder.is_dir() else f"rank{place.rank}",
@@ -271,7 +265,7 @@ def _write(
     )
     if wanted.print_log and "Cosine" in header and _log.isEnabledFor(logging.INFO):
         made = _logging(made, header)
-    verdicts = _Verdicts(header)
+    verdicts = FirstWrong(header)
     if wanted.advice:
         made = verdicts.watching(made)
     if path.exists():
@@ -284,7 +278,7 @@ def _write(
     return path
 
 
-def _advise(folder: Path, verdicts: _Verdicts, stamp: str, rank: int | None) -> None:
+def _advise(folder: Path, verdicts: FirstWrong, stamp: str, rank: int | None) -> None:
     path, suspect = write_advisor(folder, verdicts.pairs(), timestamp=stamp, rank=rank)
     _log.info("The summary of the expert advice is as follows:\n%s", suspect.content.rstrip())
     _log.info("The advisor summary is saved in: %s", path)
@@ -313,31 +307,6 @@ def _count(target: Dump) -> int:
             with path.open("rb") as file:
                 found += sum(chunk.count(b'"type"') for chunk in iter(partial(file.read, _CHUNK), b""))
     return found
-
-
-class _Verdicts:
-    """The verdicts of the rows on their way to the file, up to the first that is not accurate."""
-
-    def __init__(self, header: Sequence[str]) -> None:
-        self._at = next(place for place, column in enumerate(header) if column in _VERDICTS)
-        self._accurate = 0
-        self._first: tuple[str, str] | None = None
-
-    def watching(self, made: Iterable[Row]) -> Iterator[Row]:
-        for row in made:
-            if self._first is None:
-                verdict = row[0][self._at]
-                if verdict in NOT_ACCURATE:
-                    self._first = str(row[0][0]), str(verdict)
-                else:
-                    self._accurate += 1
-            yield row
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """(name, verdict) of each row; those before the first that is not accurate have no name."""
-        yield from repeat(("", ""), self._accurate)
-        if self._first is not None:
-            yield self._first
 
 
 def _showing_progress(calls: Iterable[CallComparison], total: int) -> Iterator[CallComparison]:

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.advice import NOT_ACCURATE, Suspect, first_suspect
+from ulpscope.analyze.advice import Suspect, first_suspect
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import relative_error
+from ulpscope.compat.first_wrong import FirstWrong, ranks_differ
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
 from ulpscope.errors import did_you_mean
 from ulpscope.report import legacy
@@ -39,15 +40,10 @@ _WORDS = {"True": True, "False": False}  # compare_data.py has the stack_mode as
 _WITH_STACKS = "api_stack_"
 _RANK = re.compile(r"rank(\d+)")
 _DTYPE = "NPU Tensor Dtype"
-_VERDICT = "Accuracy Reached or Not"
 _FAILED = "Compare failed. Please check the arguments and do it again!"
 _TURN_ON = "The current file contains stack information, please turn on the stack_mode"
 _TURN_OFF = "The current file does not contain stack information, please turn off the stack_mode"
 _OTHER_MODE = "The dump mode of the two files is not same, please check the dump files"
-_RANKS_DIFFER = (
-    "The number of ranks in the two runs are different. Unable to match the ranks. Please use another folder to compare "
-    "or use compare() api and manually match the ranks."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ def compare_distributed(npu_dump_dir: str, bench_dump_dir: str, output_path: str
         folder = _existing_folder(output_path)
         ours, theirs = _ranks(Path(npu_dump_dir)), _ranks(Path(bench_dump_dir))
         if len(ours) != len(theirs):
-            raise ArgumentError(f"{_RANKS_DIFFER} {npu_dump_dir} has {len(ours)}, {bench_dump_dir} has {len(theirs)}")
+            raise ArgumentError(ranks_differ(Path(npu_dump_dir), len(ours), Path(bench_dump_dir), len(theirs)))
         jobs = [
             (_side(npu), _side(bench), f"{npu.name}-{bench.name}_") for npu, bench in zip(ours, theirs, strict=True)
         ]
@@ -207,7 +203,7 @@ def _write(npu: _Side, bench: _Side, wanted: _Wanted, folder: Path, *, label: st
         made = _with_plain_numbers(made, header)
     if whole and wanted.print_log:
         made = _printing(made, header, spelling)
-    first = _First(header, spelling)
+    first = FirstWrong(header, spelling.name)
     if whole and wanted.advice:
         made = first.watching(made)
     stamp = time.strftime("%Y%m%d%H%M%S")
@@ -215,7 +211,8 @@ def _write(npu: _Side, bench: _Side, wanted: _Wanted, folder: Path, *, label: st
     write_csv(path, header, spelling.spelt(made))
     _log.info("The comparison result is saved in: %s", path)
     if whole and wanted.advice:
-        _advise(first.suspect(), folder / f"advisor_{label}{stamp}.txt")
+        suspect = first_suspect(list(first.pairs()))
+        _advise(replace(suspect, node=first.name or suspect.node), folder / f"advisor_{label}{stamp}.txt")
 
 
 def _opened(side: _Side) -> Dump:
@@ -267,29 +264,6 @@ def _with_plain_numbers(rows: Iterable[Row], header: Sequence[str]) -> Iterator[
             yield changed, colour
         else:
             yield cells, colour
-
-
-class _First:
-    """The first row that is not accurate, of all that pass."""
-
-    def __init__(self, header: Sequence[str], spelling: _Spelling) -> None:
-        self._at = header.index(_VERDICT) if _VERDICT in header else -1
-        self._spelling = spelling
-        self._found: Suspect | None = None
-        self._accurate = 0
-
-    def watching(self, rows: Iterable[Row]) -> Iterator[Row]:
-        for row in rows:
-            if self._found is None:
-                name, verdict = str(row[0][0]), str(row[0][self._at])
-                if verdict in NOT_ACCURATE:
-                    found = first_suspect([*[("", "")] * self._accurate, (name, verdict)])
-                    self._found = replace(found, node=self._spelling.name(name))
-                self._accurate += 1
-            yield row
-
-    def suspect(self) -> Suspect:
-        return self._found or first_suspect([])
 
 
 def _advise(suspect: Suspect, path: Path) -> None:
