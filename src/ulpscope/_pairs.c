@@ -67,7 +67,7 @@ typedef struct {
 /* The elements of a block that are not close, and what _pairs_near.h makes of the others. */
 typedef struct {
     size_t count;
-    _Alignas(64) f32 side[2][ASIDE + BLOCK / 8 + 4 * LANES], size[TILE + 2 * LANES], seen[TILE + 2 * LANES];
+    _Alignas(64) f32 side[2][ASIDE + BLOCK / 32 + 4 * LANES], size[TILE + 2 * LANES], seen[TILE + 2 * LANES];
 } Aside;
 typedef void (*Widen)(const void *, void *, size_t);
 typedef void (*Difference)(const u64 *, const u64 *, f64 *, size_t);
@@ -188,7 +188,7 @@ typedef struct {
     _Alignas(64) f64 side[2][BLOCK], clean[2][BLOCK], exact[BLOCK];
     _Alignas(64) f32 narrow[BLOCK];
     Aside aside;
-    int suspect;
+    int suspect, waiting;
 } Scratch;
 
 /* The numbers of one side as float32, or as float64 if either side is wide; in place if they lie so. */
@@ -251,8 +251,11 @@ static int add_near(const Pair *p, const f32 *x, const f32 *y, size_t n, double 
      * products of float32 are off, denormals included. */
     double limit = 1 / worst * (1 + 0x1p-10);
     limit = limit > 1010 ? limit : 1010;
-    if (p->wide || !p->same || !(worst > 0)) return 0;
-    return machine->near(x, y, n, (float)limit, (float)p->low, ahead, &b->aside, out);
+    if (p->wide || !p->same || !(worst > 0) || b->waiting-- > 0) return 0;
+    int done = machine->near(x, y, n, (float)limit, (float)p->low, ahead, &b->aside, out);
+    /* With more than one in 64 that is not close, the kernel that takes everything is faster: it gets the next blocks. */
+    b->waiting = done && b->aside.count * 64 <= n ? 0 : 15;
+    return done;
 }
 
 /* Says how blocks differ; cleaned if need be. */
@@ -322,11 +325,13 @@ static int add_streams(const Pair *p, const Py_buffer *view, State *s, uint32_t 
         return PyErr_Format(PyExc_ValueError, "%zd bytes of dtype code %ld and %zd of %ld are not equally many elements",
                             view[0].len, p->code[0], view[1].len, p->code[1]), -1;
     Scratch b;
-    b.suspect = 0;
+    b.suspect = b.waiting = 0;
     PyThreadState *released = n > LARGE ? PyEval_SaveThread() : NULL;
     const u8 *raw[2] = {view[0].buf, view[1].buf};
-    for (size_t at = 0, step; at < n; at += step) {
-        step = n - at < BLOCK ? n - at : BLOCK;
+    /* Numbers that are widened have to stay in the first cache. */
+    int widen = machine->widen[p->code[0]] || machine->widen[p->code[1]];
+    for (size_t at = 0, step, most = widen ? BLOCK / 2 : BLOCK; at < n; at += step) {
+        step = n - at < most ? n - at : most;
         size_t summed = n - at < SUMMED ? n - at : SUMMED;
         for (int k = 0; crc && at % SUMMED == 0 && k < 2; k++) crc[k] = crc_update(crc[k], raw[k], summed * p->type[k]->item);
         add_block(p, raw, step, &b, s);
@@ -464,28 +469,60 @@ static PyObject *skip_json(PyObject *module, PyObject *const *args, Py_ssize_t c
     return PyLong_FromSsize_t(end);
 }
 
-/* Lets go of the whole pages within views of mapped files.  Without the lock: it takes as long as reading a little. */
+/* Lets go of the whole pages within views of mapped files; of views that lie side by side in one go, for each has to be told
+ * to all cores.  Between two views less than a page apart there is no page of anybody else. */
 static PyObject *let_go(PyObject *module, PyObject *const *args, Py_ssize_t count) {
 #ifdef MADV_DONTNEED
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    Py_buffer view[2];
-    for (Py_ssize_t done = 0; done < count;) {
-        int held = 0;
-        for (; held < 2 && done < count; held++, done++)
-            if (PyObject_GetBuffer(args[done], &view[held], PyBUF_SIMPLE)) break;
-        int failed = PyErr_Occurred() != NULL;
-        PyThreadState *released = PyEval_SaveThread();
-        for (int k = 0; k < held && !failed; k++) {
-            uintptr_t start = (uintptr_t)view[k].buf, end = start + (uintptr_t)view[k].len;
-            start = (start + page - 1) / page * page, end = end / page * page;
-            if (end > start) madvise((void *)start, end - start, MADV_DONTNEED);
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = 0, end = 0;
+    Py_ssize_t held = 0;
+    Py_buffer *view = count ? malloc((size_t)count * sizeof *view) : NULL;
+    if (count && !view) return PyErr_NoMemory();
+    for (; held < count; held++)
+        if (PyObject_GetBuffer(args[held], &view[held], PyBUF_SIMPLE)) break;
+    int failed = held < count;
+    PyThreadState *released = PyEval_SaveThread();
+    for (Py_ssize_t k = 0; k <= held && !failed; k++) {
+        uintptr_t from = k < held ? (uintptr_t)view[k].buf : 0, to = k < held ? from + (uintptr_t)view[k].len : 0;
+        if (k < held && from >= end && from - end < page) {
+            end = to;
+            continue;
         }
-        PyEval_RestoreThread(released);
-        while (held--) PyBuffer_Release(&view[held]);
-        if (failed) return NULL;
+        start = (start + page - 1) / page * page, end = end / page * page;
+        if (end > start) madvise((void *)start, end - start, MADV_DONTNEED);
+        start = from, end = to;
     }
+    PyEval_RestoreThread(released);
+    while (held--) PyBuffer_Release(&view[held]);
+    free(view);
+    if (failed) return NULL;
 #endif
     return Py_NewRef(Py_None);
+}
+
+/* The fields of a state in their order, the lanes of a sum added up. */
+static PyObject *totals(PyObject *module, PyObject *state) {
+    Py_buffer view;
+    State s;
+    if (PyObject_GetBuffer(state, &view, PyBUF_SIMPLE)) return NULL;
+    int fits = view.len == sizeof s;
+    if (fits) memcpy(&s, view.buf, sizeof s);
+    else PyErr_Format(PyExc_ValueError, "state has %zd bytes; it must have %zu", view.len, sizeof s);
+    PyBuffer_Release(&view);
+    enum { COUNTS = 4 + KINDS + 1 };
+    PyObject *found = fits ? PyTuple_New(COUNTS + LIMITS + SUMS) : NULL;
+    for (int k = 0; found && k < COUNTS + LIMITS + SUMS; k++) {
+        uint64_t counts[] = {s.count, s.differing, s.thousandth, s.five_thousandths};
+        double sum = 0;
+        for (int j = 0; k >= COUNTS + LIMITS && j < LANES; j++) sum += s.sum[k - COUNTS - LIMITS][j];
+        PyObject *item = k < 4              ? PyLong_FromUnsignedLongLong(counts[k])
+                         : k < COUNTS - 1   ? PyLong_FromUnsignedLongLong(s.special[k - 4])
+                         : k < COUNTS       ? PyLong_FromUnsignedLongLong(s.place)
+                         : k < COUNTS + LIMITS ? PyFloat_FromDouble(s.limit[k - COUNTS])
+                                               : PyFloat_FromDouble(sum);
+        if (!item) Py_CLEAR(found);
+        else PyTuple_SetItem(found, k, item);
+    }
+    return found;
 }
 
 /* ULPSCOPE_ISA=base or avx2 keeps to less than the machine has: to find out whether a kernel is at fault. */
@@ -516,6 +553,7 @@ static PyMethodDef methods[] = {
     {"contrast", (PyCFunction)(void (*)(void))contrast, METH_FASTCALL, "Add how two streams differ to the state."},
     {"skip_json", (PyCFunction)(void (*)(void))skip_json, METH_FASTCALL, "Index behind the JSON value at start."},
     {"let_go", (PyCFunction)(void (*)(void))let_go, METH_FASTCALL, "Let go of the whole pages within views of mapped files."},
+    {"totals", totals, METH_O, "What a state says, field by field."},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};

@@ -85,7 +85,17 @@ TARGET static int FLAT(near)(const f32 *x, const f32 *y, size_t n, float limit, 
                 far |= BEYOND(product, of) << (j * F);
             }
             if (__builtin_expect(far != 0, 0)) {
-                if (found > ASIDE + i / 8) return 0;
+                if (found > ASIDE + i / 32) return 0;
+#if VB == 64
+                /* Written whole: the instruction that writes some of a vector is slow on some machines. */
+                __mmask16 put = (__mmask16)far, kept = (__mmask16)~far;
+                _mm512_storeu_ps(aside->side[0] + found, _mm512_maskz_compress_ps(put, _mm512_loadu_ps(r)));
+                _mm512_storeu_ps(aside->side[1] + found, _mm512_maskz_compress_ps(put, _mm512_loadu_ps(t)));
+                found += (size_t)__builtin_popcount(far);
+                d[0] = (Bits)_mm512_maskz_mov_epi32(kept, (__m512i)d[0]);
+                size[0] = (Bits)_mm512_maskz_mov_epi32(kept, (__m512i)size[0]);
+                seen[0] = (Bits)_mm512_maskz_mov_epi32(kept, (__m512i)seen[0]);
+#else
                 int32_t kept[STEP] __attribute__((aligned(VB)));
                 for (int k = 0; k < STEP; k++) kept[k] = -(int32_t)!(far >> k & 1);
                 for (int j = 0; j < NF; j++) {
@@ -96,6 +106,7 @@ TARGET static int FLAT(near)(const f32 *x, const f32 *y, size_t n, float limit, 
                     int k = __builtin_ctz(far);
                     aside->side[0][found] = r[k], aside->side[1][found] = t[k];
                 }
+#endif
             }
             for (int j = 0; j < NF; j++) {
                 *(Bits *)(aside->size + at + j * F) = size[j], *(Bits *)(aside->seen + at + j * F) = seen[j];

@@ -34,25 +34,24 @@ from the file again when they are read.
 """
 
 from dataclasses import dataclass
-from struct import Struct
 
 from ulpscope import pairs_fallback
 from ulpscope.making import maker
 
 try:
     from ulpscope._pairs import contrast, let_go, skip_json
+    from ulpscope._pairs import totals as added_up
 
     HAVE_EXTENSION = True
 except ImportError:
     from ulpscope.pairs_fallback import contrast, let_go, skip_json
+    from ulpscope.pairs_fallback import totals as added_up
 
     HAVE_EXTENSION = False
 
 __all__ = ["HAVE_EXTENSION", "STATE", "Totals", "contrast", "let_go", "skip_json", "totals"]
 
 STATE = pairs_fallback.STATE
-_LANES = 8
-_COUNTS, _NUMBERS = Struct("<13Q"), Struct(f"<{3 + 7 * _LANES}d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +88,4 @@ _totals = maker(Totals)
 
 def totals(state: bytearray) -> Totals:
     """What a state says."""
-    numbers = _NUMBERS.unpack_from(state, _COUNTS.size)
-    sums = [sum(numbers[start : start + _LANES]) for start in range(3, len(numbers), _LANES)]
-    return _totals(*_COUNTS.unpack_from(state), *numbers[:3], *sums)
+    return _totals(*added_up(state))

@@ -46,6 +46,8 @@ STATE = np.dtype(
     ]
 )
 
+_LANES = 8
+_COUNTS, _NUMBERS = Struct("<13Q"), Struct(f"<{3 + 7 * _LANES}d")
 _PIECE = 1 << 16
 _CHECKSUMS = Struct("<2I")
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
@@ -238,6 +240,13 @@ def _add(found: Any, exact: tuple[Array, Array], left: DType, right: DType) -> N
     sums["absolute"][0] += distance.sum()
     sums["relative"][0] += relative[relative < np.inf].sum()
     sums["ulp"][0] += ulps.sum()
+
+
+def totals(state: bytearray, /) -> tuple[Any, ...]:
+    """The fields of a state in their order, the lanes of a sum added up."""
+    numbers = _NUMBERS.unpack_from(state, _COUNTS.size)
+    sums = [sum(numbers[start : start + _LANES]) for start in range(3, len(numbers), _LANES)]
+    return (*_COUNTS.unpack_from(state), *numbers[:3], *sums)
 
 
 _MARKS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)

@@ -1,14 +1,15 @@
-"""The end of a JSON value is where Python's parser finds it, by the extension and by the fallback."""
+"""The end of a JSON value is where Python's parser finds it; pages that are let go, and the fields of a state: by the extension and by the fallback."""
 
 import json
 import mmap
 from types import ModuleType
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ulpscope import pairs_fallback
+from ulpscope import pairs, pairs_fallback
 
 try:
     from ulpscope import _pairs
@@ -102,3 +103,34 @@ def test_a_mapped_file_and_a_view_of_it_are_read_in_place(module, tmp_path):
         assert values_in(module, mapped, 0) == values
         with memoryview(mapped) as view:
             assert values_in(module, view, 0) == values
+
+
+@each_module
+def test_pages_that_were_let_go_come_from_the_file_again(module, tmp_path):
+    content = bytes(range(256)) * 4096
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        view = memoryview(mapped)
+        assert bytes(view) == content
+        module.let_go()
+        module.let_go(view[100:200])
+        module.let_go(view[: 1 << 18], view[1 << 18 : 1 << 19], view[700_001:], view[5000:600_000])
+        assert bytes(view) == content
+        view.release()
+
+
+@each_module
+def test_a_state_is_told_field_by_field_with_its_lanes_added_up(module):
+    state = np.zeros(1, pairs.STATE)
+    for number, name in enumerate(("count", "differing", "below_thousandth", "below_five_thousandths"), 1):
+        state[name] = number
+    for number, name in enumerate(state["special"].dtype.names, 5):
+        state["special"][name] = number
+    state["place"] = 13
+    for number, name in enumerate(("max_absolute", "max_relative", "max_ulp"), 14):
+        state[name] = number
+    for number, name in enumerate(state["sums"].dtype.names, 17):
+        state["sums"][name][0, 2] = number - 0.5
+        state["sums"][name][0, 7] = 0.5
+    assert module.totals(bytearray(state.tobytes())) == tuple(range(1, 24))

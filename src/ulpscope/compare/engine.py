@@ -60,7 +60,7 @@ def compare_dumps(reference: Dump, target: Dump, options: Options | None = None)
     jobs = options.jobs or os.cpu_count() or 1
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(jobs)) if jobs > 1 else None
-        pairs = _Pairs(reference, target, Reading(reference, target, pool), elements=options.elements)
+        pairs = _Pairs(reference, target, Reading(reference, target, pool, jobs=jobs), elements=options.elements)
         waiting: deque[tuple[Match, list[_Draft | Comparison]]] = deque()
         for pairing in pairings:
             waiting.append(_drafts(reference, target, pairing, options.mapping, pairs))

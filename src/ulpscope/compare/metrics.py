@@ -21,7 +21,7 @@ from ulpscope.making import maker
 
 Array = NDArray[Any]
 
-# A multiple of the extension's block, so that sums do not depend on where a chunk ends.
+# A multiple of the block of the extension, so that no block is cut.
 _CHUNK = 1 << 22
 # Below this a sum of squares has lost digits to the denormals.
 _LEAST_SQUARE = 2.0**-900

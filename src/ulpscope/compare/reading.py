@@ -16,9 +16,11 @@ from ulpscope.records import Value
 from ulpscope.store.mapped import StoredBits, forget
 from ulpscope.store.reader import Dump
 
-# A batch is read when it has so many bytes, or so many pairs.
-_BATCH_BYTES = 8 << 20
+# A batch is read when it has so many pairs, or its part of so many bytes: what Python does between two pairs it does slowly, after
+# the elements have gone through the caches. Pages are let go when there are so many bytes of them.
 _BATCH_PAIRS = 64
+_BATCH_BYTES = 128 << 20
+_KEPT_BYTES = 16 << 20
 _CHECKSUMS = Struct("<2I")
 
 
@@ -44,21 +46,23 @@ class Pending:
 class Reading:
     """Reads the elements of the pairs it is given, on a pool or, without one, when they are asked for."""
 
-    def __init__(self, reference: Dump, target: Dump, pool: ThreadPoolExecutor | None) -> None:
+    def __init__(self, reference: Dump, target: Dump, pool: ThreadPoolExecutor | None, *, jobs: int = 1) -> None:
         self._reference, self._target, self._pool = reference, target, pool
-        self._batch = _Batch(reference, target, pool)
+        self._most = _BATCH_BYTES // jobs
+        self._batch = _Batch(reference, target, pool, self._most)
 
     def start(self, left: Value, right: Value) -> Pending:
         """Both values must have a payload."""
         assert left.payload is not None and right.payload is not None
         if self._batch.started:
-            self._batch = _Batch(self._reference, self._target, self._pool)
+            self._batch = _Batch(self._reference, self._target, self._pool, self._most)
         return self._batch.add(left, right, left.payload.nbytes + right.payload.nbytes)
 
 
 class _Batch:
-    def __init__(self, reference: Dump, target: Dump, pool: ThreadPoolExecutor | None) -> None:
+    def __init__(self, reference: Dump, target: Dump, pool: ThreadPoolExecutor | None, most: int) -> None:
         self._reference, self._target, self._pool = reference, target, pool
+        self._most = most
         self._pairs: list[tuple[Pending, Value, Value]] = []
         self._nbytes = 0
         self._done: Future[None] | None = None
@@ -71,7 +75,7 @@ class _Batch:
         pending = Pending(self)
         self._pairs.append((pending, left, right))
         self._nbytes += nbytes
-        if self._nbytes >= _BATCH_BYTES or len(self._pairs) >= _BATCH_PAIRS:
+        if self._nbytes >= self._most or len(self._pairs) >= _BATCH_PAIRS:
             self._start()
         return pending
 
@@ -98,12 +102,15 @@ class _Batch:
                 pending.error = error
         # Backwards, so that a mapping ends with its pair.
         found.reverse()
+        read = _Read()
         while found:
             pending, ours, theirs = found.pop()
             try:
                 pending.contrast = _contrast(ours, theirs)
             except DumpError as error:
                 pending.error = error
+            read.add(ours, theirs)
+        read.let_go()
         self._pairs.clear()
 
     def _sides(self, left: Value, right: Value) -> tuple[StoredBits, StoredBits]:
@@ -113,13 +120,36 @@ class _Batch:
         return ours, theirs
 
 
+class _Read:
+    """Views whose pages are still counted as memory of this process. A mapping of one tensor, which has a CRC-32, goes with it."""
+
+    def __init__(self) -> None:
+        self._ours: list[memoryview] = []
+        self._theirs: list[memoryview] = []
+        self._nbytes = 0
+
+    def add(self, ours: StoredBits, theirs: StoredBits) -> None:
+        for views, side in ((self._ours, ours), (self._theirs, theirs)):
+            if side.crc is None:
+                views.append(side.raw)
+                self._nbytes += side.raw.nbytes
+        if self._nbytes >= _KEPT_BYTES:
+            self.let_go()
+
+    def let_go(self) -> None:
+        # Side by side as they lie in their files: few calls.
+        forget(*self._ours, *self._theirs)
+        self._ours.clear()
+        self._theirs.clear()
+        self._nbytes = 0
+
+
 def _contrast(ours: StoredBits, theirs: StoredBits) -> Contrast:
     end = math.prod(ours.shape)
 
     def release(start: int, stop: int) -> None:
-        # A mapped page counts as memory of this process until it is let go; a mapping of one tensor goes with it.
-        sides = [side for side in (ours, theirs) if side.crc is None or stop < end]
-        forget(*(side.raw[start * side.dtype.itemsize : stop * side.dtype.itemsize] for side in sides))
+        if stop < end:
+            forget(*(side.raw[start * side.dtype.itemsize : stop * side.dtype.itemsize] for side in (ours, theirs)))
 
     if ours.crc is None and theirs.crc is None:
         return contrast_bits(ours.raw, ours.dtype, theirs.raw, theirs.dtype, done=release)

@@ -190,7 +190,7 @@ def bits_of(values: np.ndarray, name: str) -> bytes:
 
 
 @each_module
-@pytest.mark.parametrize("share", [0.0, 1e-3, 0.05, 0.5])
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.02, 0.5])
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("name", FLOATS)
 def test_close_elements_with_others_among_them_are_measured_as_defined(module, name, odd, share):

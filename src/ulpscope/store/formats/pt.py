@@ -207,7 +207,7 @@ def map_pt(path: Path | str) -> StoredBits:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         try:
-            mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if os.fstat(descriptor).st_size else None
+            mapping = _mapped(descriptor)
         finally:
             os.close(descriptor)
         view = memoryview(b"" if mapping is None else mapping)
@@ -218,6 +218,13 @@ def map_pt(path: Path | str) -> StoredBits:
         raise DumpError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, IndexError, struct.error, OverflowError, NotImplementedError, UnicodeDecodeError) as error:
         _refuse(path, str(error) or type(error).__name__, error)
+
+
+def _mapped(descriptor: int) -> mmap.mmap | None:
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        return None  # an empty file
 
 
 def _refuse(path: Path | str, why: str, cause: BaseException | None = None) -> NoReturn:
