@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from device.fakenpu import run as run_on_npu
 from ulpscope import open_run
@@ -179,3 +180,26 @@ def test_000_066_a_device_without_the_second_flag_says_so(tmp_path: Path, monkey
     )
     heard = run_on_npu(HALF + program, PYTHONPATH=str(ROOT / "dropin"), OVERFLOW_DEBUG_MODE_ENABLE="1")
     assert "needs torch_npu.npu_get_float_status" in heard
+
+
+REPLICATED = """
+from ptdbg_ascend import *
+debugger = PrecisionDebugger(dump_path="./dump_path", hook_name="overflow_check")
+debugger.configure_hook(overflow_nums=-1, need_replicate=True)
+debugger.start()
+train(model)
+x = torch.zeros(2, requires_grad=True)
+x.sqrt().sum().backward()
+debugger.stop()
+"""
+
+
+def test_000_026_098_the_tensors_of_need_replicate_have_folders_of_their_own(tmp_path: Path) -> None:
+    done = run(tmp_path, REPLICATED)
+    assert done.returncode == 0, done.stderr
+    for word, call, value in (("forward", "Tensor*__add__*0", 60000.0), ("backward", "Tensor*sqrt*0", 1.0)):
+        (info,) = tmp_path.glob(f"{word}_info_*.json")
+        told = json.loads(info.read_text())[call]
+        path = Path((told["args"] if word == "forward" else told)[0]["datapath"])
+        assert path == tmp_path / "dump_path" / f"{word}_real_data" / f"{call}.0.pt"
+        assert torch.load(path, weights_only=True).tolist() == [value] * 2

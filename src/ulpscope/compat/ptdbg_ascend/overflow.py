@@ -38,6 +38,7 @@ class Request:
     limit: int = 1
     floats_only: bool = False
     acl_config: str | None = None
+    replicas: bool = False
 
 
 def read_request(
@@ -58,7 +59,7 @@ def read_request(
     path = read_acl_config(acl_config) if mode == "acl" else None
     if path is not None and npu_of_process() is None:
         _log.warning("mode='acl' dumps no kernels: there is no NPU in this process")
-    return Request(overflow_nums, is_on(filter_switch), path)
+    return Request(overflow_nums, is_on(filter_switch), path, need_replicate)
 
 
 class OverflowCheck:
@@ -83,7 +84,7 @@ class OverflowCheck:
         if self.capture.sieve is not None:
             self.capture.sieve.ending = self._ending
         self._written: dict[Path, int] = {}
-        self._info = OverflowInfo()
+        self._info = OverflowInfo(target.root if request.replicas else None)
         self._count = 0
         self._last = target.root
         atexit.register(self.close)
@@ -129,7 +130,7 @@ class OverflowCheck:
                 places=[place],
                 dump_step=_DUMP_STEP,
             )
-            self._info.add(call, call_name(dump, call.id), self._last.with_suffix(""))
+            self._info.add(dump, call, call_name(dump, call.id), self._last.with_suffix(""))
             _log.warning("%s overflows; its data are in %s", call_name(dump, call.id), self._last)
         self._written[folder] = len(dump)
         if finished and dump.ending == "complete":
