@@ -456,3 +456,29 @@ def test_an_update_that_cancels_is_rounding_and_one_that_is_wrong_is_not(tmp_pat
         with device, ulpscope.ledger(tmp_path / name):
             torch._foreach_add_(updated, [gradient * 10, torch.ones(8, dtype=dtype)], alpha=-0.1)
         assert (judge(rows_of(tmp_path / name)).first is not None) is alarms
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without elements of its own: those are in another."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapped:
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [arg.inner if isinstance(arg, Wrapped) else arg for arg in args]
+        return Wrapped(func(*plain, **(kwargs or {})))
+
+
+def test_a_tensor_of_a_class_of_its_own_is_judged_by_what_is_inside(tmp_path: Path) -> None:
+    with ulpscope.ledger(tmp_path) as ledger:
+        found = Wrapped(torch.ones(4)) * 2 + 1
+        assert ledger.notes == []
+    assert found.inner.tolist() == [3.0] * 4
+    rows = [row for path in find_ledgers(tmp_path) for row in read_ledger(path)[1]]
+    assert [row.name for row in rows if row.measures] == ["ones", "mul", "add"]

@@ -59,8 +59,8 @@ def pattern(measure: Measure) -> Pattern:
     for place, dim in enumerate(dims):
         step = dim["step"]
         if dim["bad"] > 2 and step > 1 and (dim["bad"] - 1) * step == dim["last"] - dim["first"]:
-            where = (place, dim["first"], dim["last"] + 1)
-            return Pattern("stride", f"every {step}th index of dimension {place} from {dim['first']} on", (where,))
+            stretch = (place, dim["first"], dim["last"] + 1)
+            return Pattern("stride", f"every {step}th index of dimension {place} from {dim['first']} on", (stretch,))
     if solid and share > _FEW / 10:
         if len(solid) == 1 and solid[0][2] - solid[0][1] == 1:
             return Pattern("one channel", f"only index {solid[0][1]} of dimension {solid[0][0]}", ranges)

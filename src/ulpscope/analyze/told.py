@@ -92,8 +92,7 @@ def _calls_apart(reference: Sequence[Row], target: Sequence[Row], mixed: bool) -
     def counted(rows: Sequence[Row]) -> dict[tuple[int, int, str, str], int]:
         names: defaultdict[tuple[int, int, str, str], set[str]] = defaultdict(set)
         for row in rows:
-            # Whether a tensor has to be copied to be contiguous is a matter of memory, and of the device.
-            copied = row.name == "clone" or (mixed and row.api.startswith(_CAST_APIS))
+            copied = _only_copies(row) or (mixed and row.api.startswith(_CAST_APIS))
             if row.phase == "forward" and row.api and not copied:
                 names[row.rank, row.step, row.module, _api(row)].add(row.api)
         return {key: len(found) for key, found in names.items()}
@@ -104,6 +103,12 @@ def _calls_apart(reference: Sequence[Row], target: Sequence[Row], mixed: bool) -
         for key, count in ours.items()
         if count != theirs.get(key, 0)
     }
+
+
+def _only_copies(row: Row) -> bool:
+    """Whether a tensor has to be copied to be contiguous, or to another device, is a matter of memory."""
+    same = row.scalars.get("dtype") in (None, f"torch.{row.dtypes}")
+    return row.name == "clone" or (row.name == "_to_copy" and same)
 
 
 def _arguments(reference: Row, target: Row, mixed: bool, read_back: bool, decided: bool) -> str | None:

@@ -264,6 +264,9 @@ def test_kernels_of_a_call_that_was_made_of_others_are_not_compared_by_their_arg
 def test_a_copy_that_only_one_device_needs_is_not_told() -> None:
     copy = row(3, op="aten.clone.default", kind="movement", api="Tensor.contiguous.0.forward", module="layers.2")
     assert judge([*clean(3), copy], clean(3)).first is None
+    moved = replace(copy, op="aten._to_copy.default", dtypes="float32", scalars={"dtype": "torch.float32"})
+    assert judge([*clean(3), moved], clean(3)).first is None
+    assert judge([*clean(3), replace(moved, scalars={"dtype": "torch.float16"})], clean(3)).first is not None
     other = row(3, op="aten.relu.default", kind="movement", api="Functional.relu.0.forward", module="layers.2")
     first = judge([*clean(3), other], clean(3)).first
     assert first is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,19 +16,47 @@ from ulpscope.frameworks.torch.replay_score import UNIT
 from ulpscope.frameworks.torch.replay_values import items, tensors
 
 _PARTS = 16
-# Where what a rank gives stands, and what it gets, and whether that is one tensor with the parts of all ranks.
-_Where = dict[str, tuple[int, bool]]
-_GIVEN: _Where = {
-    "allgather_": (1, False),
-    "_allgather_base_": (1, False),
-    "reduce_scatter_": (1, False),
-    "_reduce_scatter_base_": (1, True),
-}
-_GOT: _Where = {
-    "allgather_": (0, False),
-    "_allgather_base_": (0, True),
-    "reduce_scatter_": (0, False),
-    "_reduce_scatter_base_": (0, False),
+_ADDS = ("sum", "avg", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What a collective does, where what a rank gives stands among the arguments, and where what it gets: among them, or
+    in the result (None). `split`: tensors there have the parts of all ranks one behind the other.
+    """
+
+    kind: str
+    given: int
+    got: int | None
+    split_given: bool = False
+    split_got: bool = False
+
+
+_SUM = Way("allreduce", 0, 0)
+_NEW_SUM = Way("allreduce", 0, None)
+_NEW_GATHER = Way("allgather", 0, None, split_got=True)
+_NEW_SCATTER = Way("reduce_scatter", 0, None, split_given=True)
+_WAYS = {
+    "c10d.allreduce_": _SUM,
+    "c10d.allreduce_coalesced_": _SUM,
+    "c10d.broadcast_": Way("broadcast", 0, 0),
+    "c10d.allgather_": Way("allgather", 1, 0),
+    "c10d.allgather_coalesced_": Way("allgather", 1, 0),
+    "c10d._allgather_base_": Way("allgather", 1, 0, split_got=True),
+    "c10d.allgather_into_tensor_coalesced_": Way("allgather", 1, 0, split_got=True),
+    "c10d.reduce_scatter_": Way("reduce_scatter", 1, 0),
+    "c10d._reduce_scatter_base_": Way("reduce_scatter", 1, 0, split_given=True),
+    "c10d.reduce_scatter_tensor_coalesced_": Way("reduce_scatter", 1, 0, split_given=True),
+    "_c10d_functional.all_reduce": _NEW_SUM,
+    "_c10d_functional.all_reduce_": _NEW_SUM,
+    "_c10d_functional.all_reduce_coalesced": _NEW_SUM,
+    "_c10d_functional.all_reduce_coalesced_": _NEW_SUM,
+    "_c10d_functional.broadcast": Way("broadcast", 0, None),
+    "_c10d_functional.broadcast_": Way("broadcast", 0, None),
+    "_c10d_functional.all_gather_into_tensor": _NEW_GATHER,
+    "_c10d_functional.all_gather_into_tensor_coalesced": _NEW_GATHER,
+    "_c10d_functional.reduce_scatter_tensor": _NEW_SCATTER,
+    "_c10d_functional.reduce_scatter_tensor_coalesced": _NEW_SCATTER,
 }
 
 
@@ -37,42 +67,64 @@ class Exchanges:
         self._numbers: Counter[tuple[int, ...]] = Counter()
 
     def before(self, plan: Plan, args: tuple[Any, ...]) -> tuple[float, ...]:
-        return _sketches(plan, _parts(plan, args, _GIVEN)) if args else ()
+        way = _way(plan)
+        if way is None:
+            return ()
+        return _sketches(way, _parts(args[way.given], len(_ranks(args)) if way.split_given else 1))
 
     def after(self, plan: Plan, args: tuple[Any, ...], given: tuple[float, ...], result: Any) -> dict[str, Any]:
-        for item in result if isinstance(result, tuple | list) else (result,):
-            if hasattr(item, "wait"):
-                item.wait()
+        way = _way(plan)
+        if way is None:
+            return {"unknown": "what it exchanges is not judged"}
+        _wait(plan, result)
         group = _ranks(args)
         number = self._numbers[group]
         self._numbers[group] = number + 1
-        got = _parts(plan, args, _GOT)
+        got = _parts(result if way.got is None else args[way.got], len(group) if way.split_got else 1)
         floats = [value for value in got if value.dtype in UNIT]
+        how = _how(way, plan, args)
         if not floats:
             return {"unknown": "no floating point values are exchanged"}
+        if "reduce" in way.kind and how.partition(".")[2] not in _ADDS:
+            return {"unknown": f"{how} does not add: sketches cannot check it"}
         norm = float(torch.stack([value.double().norm() for value in floats]).norm())
         exchange = {
-            "how": _how(plan, args),
+            "how": how,
             "group": group,
             "number": number,
             "given": given,
-            "got": _sketches(plan, got),
+            "got": _sketches(way, got),
             "norm": norm,
         }
         about = {"place": 0, "dtype": str(floats[0].dtype)[6:], "shape": tuple(floats[0].shape), "terms": len(group)}
         return {"exchange": exchange, "measures": [{**about, "rms": 0.0, "worst": 0.0}]}
 
 
-def _parts(plan: Plan, args: tuple[Any, ...], where: _Where) -> list[Tensor]:
-    """What a rank gives or gets: where ranks give or get different parts, one tensor for each of these."""
-    place, joined = where.get(plan.op.split(".")[1], (0, False))
-    found = tensors(tuple(items(args[place : place + 1])))
-    return list(found[0].flatten().tensor_split(len(_ranks(args)))) if joined else found
+def _way(plan: Plan) -> Way | None:
+    return _WAYS.get(plan.op.rpartition(".")[0])
 
 
-def _sketches(plan: Plan, parts: list[Tensor]) -> tuple[float, ...]:
+def _wait(plan: Plan, result: Any) -> None:
+    """Until the values are there: a functional collective returns its tensors before."""
+    for item in items(result) if isinstance(result, tuple | list) else (result,):
+        if isinstance(item, Tensor) and plan.op.startswith("_c10d_functional."):
+            torch.ops._c10d_functional.wait_tensor(item)
+        elif hasattr(item, "wait") and not isinstance(item, Tensor):
+            item.wait()
+
+
+def _parts(value: Any, ranks: int) -> list[Tensor]:
+    """The tensors, or the parts of each for the first rank, then for the second, ..."""
+    found = tensors(tuple(items((value,))))
+    if ranks == 1:
+        return found
+    split = [each.flatten().tensor_split(ranks) for each in found]
+    return [each[rank] for rank in range(ranks) for each in split]
+
+
+def _sketches(way: Way, parts: Iterable[Tensor]) -> tuple[float, ...]:
     wide = [part.detach().double().flatten() for part in parts if part.dtype in UNIT]
-    if plan.op.split(".")[1] in _GIVEN:
+    if way.kind in ("allgather", "reduce_scatter"):
         return tuple(number for part in wide for number in sketch(part))
     return sketch(torch.cat(wide), _PARTS) if wide else ()
 
@@ -81,24 +133,30 @@ def _ranks(args: tuple[Any, ...]) -> tuple[int, ...]:
     distributed = torch.distributed
     for value in args:
         try:
-            group = distributed.ProcessGroup.unbox(value)
+            if isinstance(value, str):
+                group = distributed.distributed_c10d._resolve_process_group(value)  # type: ignore[arg-type, attr-defined]
+            else:
+                group = distributed.ProcessGroup.unbox(value)
             return tuple(distributed.get_process_group_ranks(group))
         except (TypeError, RuntimeError, ValueError, AttributeError):
             continue
     return tuple(range(distributed.get_world_size())) if distributed.is_initialized() else (0,)
 
 
-def _how(plan: Plan, args: tuple[Any, ...]) -> str:
-    """`allreduce.sum`, `broadcast.0`: the group's rank that gives. The reduction is read from its text, since it comes in a box."""
-    name = plan.op.split(".")[1].strip("_")
-    if name == "broadcast":
-        return f"{name}.{args[2]}"
-    if "reduce" not in name:
-        return name
+def _how(way: Way, plan: Plan, args: tuple[Any, ...]) -> str:
+    """`allreduce.sum`, `broadcast.0`: the group's rank that gives. In c10d the reduction is read from its text, since it
+    comes in a box."""
+    functional = plan.op.startswith("_c10d_functional.")
+    if way.kind == "broadcast":
+        return f"{way.kind}.{args[1 if functional else 2]}"
+    if "reduce" not in way.kind:
+        return way.kind
+    if functional:
+        return f"{way.kind}.{args[1]}"
     for value in args[1:]:
         try:
             op = torch.distributed.ReduceOp.unbox(value)  # type: ignore[attr-defined]
-            return f"{name}.{str(op).rpartition('.')[2].lower().rstrip('>')}"
+            return f"{way.kind}.{str(op).rpartition('.')[2].lower().rstrip('>')}"
         except (TypeError, RuntimeError, ValueError, AttributeError):
             continue
-    return f"{name}.unknown"
+    return f"{way.kind}.unknown"

@@ -16,7 +16,7 @@ from torch import Tensor
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.devices import float32_products
-from ulpscope.frameworks.torch.dispatch_tap import raises_late, redispatch, written_by
+from ulpscope.frameworks.torch.dispatch_tap import KernelMode, raises_late, redispatch, written_by
 from ulpscope.frameworks.torch.names import ApiNames
 from ulpscope.frameworks.torch.replay_exchange import Exchanges
 from ulpscope.frameworks.torch.replay_measure import exact_measures, measures, rounded_factors, view_measures
@@ -28,6 +28,22 @@ from ulpscope.frameworks.torch.replay_values import items, results, tensors
 
 Emit = Callable[[dict[str, Any]], None]
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+
+
+_PLAIN = Tensor.__torch_dispatch__
+
+
+class ReplayMode(KernelMode):
+    """Leaves a tensor of a class of its own (DTensor, one that a collective still fills) to that class: it has no elements
+    to read, and the kernels that it calls on those inside come by here.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class ReplayTap:
@@ -104,7 +120,7 @@ class ReplayTap:
         return row
 
     def _before(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if plan.op.partition(".")[0] in _COMMUNICATION:
+        if _communicates(plan):
             return self._exchanges.before(plan, args)
         if plan.kind == "random":
             return *references.keep_written(plan, args, kwargs), _Generators(args, kwargs)
@@ -119,7 +135,7 @@ class ReplayTap:
         before: Any,
         result: Any,
     ) -> None:
-        if plan.op.partition(".")[0] in _COMMUNICATION:
+        if _communicates(plan):
             row["kind"] = "collective"
             row |= self._exchanges.after(plan, args, before, result)
             self._origins.made([*items(args), *results(result)], measured=True)
@@ -156,6 +172,10 @@ class ReplayTap:
         with generators:
             expected = references.outputs(plan, kept, kept_kwargs, plan.func(*kept, **kept_kwargs))
         return exact_measures(found, expected)
+
+
+def _communicates(plan: Plan) -> bool:
+    return plan.op.partition(".")[0] in _COMMUNICATION and plan.kind != "view"
 
 
 def _factors(plan: Plan, found: list[Any]) -> str | None:

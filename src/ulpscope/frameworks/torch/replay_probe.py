@@ -10,9 +10,8 @@ import torch
 from torch.nn import Module
 
 from ulpscope.frameworks.base import Observer
-from ulpscope.frameworks.torch.dispatch_tap import KernelMode
 from ulpscope.frameworks.torch.probe import TorchProbe, models_of
-from ulpscope.frameworks.torch.replay_mode import Emit, ReplayTap
+from ulpscope.frameworks.torch.replay_mode import Emit, ReplayMode, ReplayTap
 from ulpscope.frameworks.torch.replay_place import Places
 from ulpscope.records import Level
 
@@ -61,7 +60,7 @@ class ReplayProbe:
             Unmeasured(),  # type: ignore[arg-type]
             level=Level.KERNEL,
             models=models,
-            kernel_mode=lambda state: KernelMode(tap, state),
+            kernel_mode=lambda state: ReplayMode(tap, state),
         )
         self.modules = self._probe.modules
 

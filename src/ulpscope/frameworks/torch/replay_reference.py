@@ -29,6 +29,8 @@ _BLOCK = 1 << 19
 _FACTORS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Written by kernels whose schema does not say so.
 _HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+# What they return is what they were given, though their schema does not say so.
+_SAME = frozenset({"_unsafe_view", "wait_tensor", "_wrap_tensor_autograd"})
 _REDUCES = frozenset({"norm", "max"})  # of a list, each to one number
 _HALF_TO_FLOAT = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
 # The process-wide registry of `ulpscope.reference`: an operator is registered once, as in torch itself.
@@ -114,7 +116,7 @@ def _kind(plan: Plan, func: Any, aliased: bool, rest: str) -> str:
         return "custom"
     if rest in tables.UNWRITTEN or name in tables.UNWRITTEN:
         return "unwritten"
-    if (aliased and not plan.written) or name == "_unsafe_view":
+    if (aliased and not plan.written) or name in _SAME:
         return "view"
     if torch.Tag.nondeterministic_seeded in func.tags and name not in DEFINITIONS:
         return "random"

@@ -277,6 +277,7 @@ ROUNDED_ONCE = frozenset(
 SEVERAL_ROUNDINGS = frozenset(
     [
         "_log_softmax",
+        "native_group_norm",
         "native_batch_norm",
         "cudnn_batch_norm",
         "_native_batch_norm_legit",
