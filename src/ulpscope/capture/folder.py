@@ -64,5 +64,5 @@ def token_of(folder: Path) -> str | None:
     try:
         found = json.loads((folder / layout.MANIFEST).read_text(encoding="utf-8"))
         return found.get("run") if isinstance(found, dict) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

@@ -45,6 +45,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield draft
         os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk names no file
         raise

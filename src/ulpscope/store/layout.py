@@ -6,6 +6,7 @@ tools are files: `TAG_v3.0/step0/rank0/dump.pkl` of ptdbg_ascend, one file of an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -158,5 +159,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         f"{json.dumps(key)}: {json.dumps(content[key], sort_keys=True, ensure_ascii=False)}" for key in sorted(content)
     ]
     text = "{\n" + ",\n".join(lines) + "\n}"
-    draft.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-    draft.replace(path)
+    try:
+        draft.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise

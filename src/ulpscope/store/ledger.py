@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ulpscope.errors import DumpError
+from ulpscope.store.fields import read_fields
 
 FORMAT = 1
 PREFIX = "ledger.rank"
@@ -138,16 +139,20 @@ def find_ledgers(run: Path) -> list[Path]:
     """The ledgers of a run, by rank; `run` is a folder or one ledger."""
     if run.is_file():
         return [run]
-    found = list(run.glob(f"{PREFIX}*{SUFFIX}"))
-    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX).removesuffix(SUFFIX)))
+    found = [path for path in run.glob(f"{PREFIX}*{SUFFIX}") if _rank_of(path).isdecimal()]
+    return sorted(found, key=lambda path: int(_rank_of(path)))
+
+
+def _rank_of(path: Path) -> str:
+    return path.name.removeprefix(PREFIX).removesuffix(SUFFIX)
 
 
 def read_ledger(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """What the ledger says about its run, and its rows. A line cut short by a crash ends it. Raises DumpError."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="surrogateescape") as file:
             about = _header(path, file.readline())
-            return about, list(_rows(file))
+            return about, list(_rows(path, file))
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -155,35 +160,44 @@ def read_ledger(path: Path) -> tuple[dict[str, Any], list[Row]]:
 def _header(path: Path, line: str) -> dict[str, Any]:
     try:
         about = json.loads(line)
-        found = int(about["format"])
-    except (ValueError, KeyError, TypeError):
+        found = about["format"]
+        if type(about) is not dict or type(found) is not int:
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DumpError(f"{path} is not a ledger; `ulpscope blame -- CMD` writes one") from None
     if found > FORMAT:
         raise DumpError(f"{path} has format {found}, this ulpscope reads up to {FORMAT}; upgrade ulpscope to read it")
     return dict(about)
 
 
-def _rows(file: TextIO) -> Iterator[Row]:
-    for line in file:
+def _rows(path: Path, file: TextIO) -> Iterator[Row]:
+    for number, line in enumerate(file, 2):
         try:
             yield row_of(json.loads(line))
-        except ValueError:
-            return
+        except (ValueError, RecursionError) as error:
+            if not line.endswith("\n"):
+                return  # a crash cut it short
+            raise DumpError(f"{path}, line {number} is no row of a ledger: {error}"[:500]) from None
 
 
-def row_of(plain: dict[str, Any]) -> Row:
-    """A row from its fields as they stand in a line."""
+def row_of(plain: Any) -> Row:
+    """A row from its fields as they stand in a line. Raises ValueError where it is none."""
+    if type(plain) is not dict:
+        raise ValueError(f"{type(plain).__name__} is no table")
+    made: dict[str, Any] = {}
     if "measures" in plain:
-        plain["measures"] = tuple(Measure(**_tuples(item, "shape")) for item in plain["measures"])
+        made["measures"] = tuple(read_fields(Measure, item) for item in _items(plain["measures"]))
     if "leaves" in plain:
-        plain["leaves"] = tuple(Leaf(**_tuples(item, "shape", "sketch")) for item in plain["leaves"])
+        made["leaves"] = tuple(read_fields(Leaf, item) for item in _items(plain["leaves"]))
     if "exchange" in plain:
-        plain["exchange"] = Exchange(**_tuples(plain["exchange"], "group", "given", "got"))
-    return Row(**_tuples(plain, "source"))
+        made["exchange"] = None if plain["exchange"] is None else read_fields(Exchange, plain["exchange"])
+    row: Row = read_fields(Row, plain, made)
+    if "." not in row.op:
+        raise ValueError(f"{row.op!r:.80} is no kernel")
+    return row
 
 
-def _tuples(plain: dict[str, Any], *names: str) -> dict[str, Any]:
-    for name in names:
-        if plain.get(name) is not None:
-            plain[name] = tuple(plain[name])
-    return plain
+def _items(plain: Any) -> list[Any]:
+    if not isinstance(plain, list | tuple):
+        raise ValueError(f"{type(plain).__name__} is no list")
+    return list(plain)

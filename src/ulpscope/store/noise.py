@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.errors import CaptureError, DumpError
+from ulpscope.store.fields import read_fields
 
 SEED_FILE = "free_benchmark.csv"
 OWN_FILE = "noise.jsonl"
@@ -89,14 +90,18 @@ def read_rows(folder: Path) -> list[NoiseRow]:
     path = folder / OWN_FILE
     if not path.exists():
         return []
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from None
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             found = json.loads(line)
             for key in ("max_rel", "excess"):
                 found[key] = float("inf") if found[key] == "inf" else found[key]
-            rows.append(NoiseRow(**found))
-        except (ValueError, TypeError, KeyError):
+            rows.append(read_fields(NoiseRow, found))
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise DumpError(f"{path}, line {number} is no row of a noise check") from None
     return rows
 

@@ -6,11 +6,13 @@ chaos/track.0.rank0.jsonl  {"step": 0, "loss": 3.84, "output": [sketch, ...]}
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.errors import DumpError
+from ulpscope.store.fields import read_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Point:
     output: tuple[float, ...]
 
 
+_NAME = re.compile(r"track\.(\d{1,9})\.rank(\d{1,9})\.jsonl")
 Track = dict[tuple[int, int], Point]  # step, rank -> point
 
 
@@ -41,20 +44,23 @@ def read_tracks(folder: Path) -> dict[int, Track]:
     """All runs of a folder by their number. Raises DumpError where there is none."""
     found: dict[int, Track] = {}
     for path in sorted(folder.glob("track.*.rank*.jsonl")):
-        _, run, rank, _ = path.name.split(".")
-        found.setdefault(int(run), {}).update(
-            {(point.step, point.rank): point for point in _points(path, int(rank.removeprefix("rank")))}
-        )
+        parts = _NAME.fullmatch(path.name)
+        if parts is not None:
+            found.setdefault(int(parts[1]), {}).update(
+                {(point.step, point.rank): point for point in _points(path, int(parts[2]))}
+            )
     if not found:
         raise DumpError(f"{folder} holds no tracks; `ulpscope chaos -o {folder} -- CMD` makes them")
     return found
 
 
 def _points(path: Path, rank: int) -> Iterator[Point]:
-    for line in path.read_text(encoding="utf-8").splitlines():
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from None
+    for line in lines:
         try:
-            plain = json.loads(line)
-            loss = plain["loss"]
-            yield Point(int(plain["step"]), rank, None if loss is None else float(loss), tuple(plain["output"]))
-        except (ValueError, KeyError, TypeError):
+            yield read_fields(Point, json.loads(line), {"rank": rank})
+        except (ValueError, RecursionError):
             return

@@ -89,7 +89,11 @@ def _compare(asked: argparse.Namespace) -> None:
     if asked.data_mapping and asked.fuzzy_match:
         raise ConfigError(["-dm says which values belong together; it cannot be used with -f"])
     for path in (npu, bench):
-        if not path.exists():
+        try:
+            found = path.exists()
+        except OSError as error:  # a name that no file system takes
+            raise ConfigError([f"{str(path)[:80]!r}: {error.strerror}"], asked.input_path) from None
+        if not found:
             raise ConfigError([f"{path} does not exist"], asked.input_path)
     if npu.is_dir() != bench.is_dir():
         raise ConfigError(["The npu_path and bench_path need to be of the same type."], asked.input_path)
