@@ -318,59 +318,102 @@ static int check_count(Py_ssize_t found, Py_ssize_t expected) {
     return PyErr_Format(PyExc_TypeError, "takes %zd positional arguments, got %zd", expected, found), -1;
 }
 
-/* With `crc`, the states of both streams' checksums are brought forward too. */
-static int add_streams(const Pair *p, const Py_buffer *view, State *s, uint32_t *crc) {
-    size_t n = (size_t)view[0].len / p->type[0]->item;
-    if (n * p->type[0]->item != (size_t)view[0].len || n * p->type[1]->item != (size_t)view[1].len)
+/* Two streams, the state they are added to and, if they are wanted, the states of both streams' checksums. */
+typedef struct {
+    Pair p;
+    size_t count;
+    Py_buffer view[4];
+    int held;
+    State s;
+    uint32_t crc[2];
+} Streams;
+
+/* Takes hold of the buffers, which end() lets go, whatever begin() says. */
+static int begin(Streams *x, PyObject *const *args, Py_ssize_t count) {
+    int given = count == 6 ? 4 : 3;
+    long code[2];
+    x->held = 0;
+    if (count != 6 && check_count(count, 5)) return -1;
+    for (int k = 0; k < 2; k++) {
+        code[k] = PyLong_AsLong(args[2 * k + 1]);
+        if (PyErr_Occurred()) return -1;
+        if (code[k] < 0 || code[k] >= DTYPES || dtypes[code[k]].kind == COMPLEX)
+            return PyErr_Format(PyExc_ValueError, "dtype code %ld is of no real dtype (0 to 12, 16 to 20)", code[k]), -1;
+    }
+    for (; x->held < given; x->held++) {
+        int k = x->held;
+        if (PyObject_GetBuffer(args[k < 3 ? 2 * k : 5], &x->view[k], k > 1 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) return -1;
+    }
+    const Py_buffer *view = x->view;
+    if (view[2].len != sizeof x->s)
+        return PyErr_Format(PyExc_ValueError, "state has %zd bytes; it must have %zu", view[2].len, sizeof x->s), -1;
+    if (given == 4 && view[3].len != sizeof x->crc)
+        return PyErr_Format(PyExc_ValueError, "checksums have %zd bytes; they must have %zu", view[3].len, sizeof x->crc), -1;
+    x->p = pair_of(code[0], code[1]);
+    x->count = (size_t)view[0].len / x->p.type[0]->item;
+    if (x->count * x->p.type[0]->item != (size_t)view[0].len || x->count * x->p.type[1]->item != (size_t)view[1].len)
         return PyErr_Format(PyExc_ValueError, "%zd bytes of dtype code %ld and %zd of %ld are not equally many elements",
-                            view[0].len, p->code[0], view[1].len, p->code[1]), -1;
+                            view[0].len, code[0], view[1].len, code[1]), -1;
+    memcpy(&x->s, view[2].buf, sizeof x->s);
+    if (given == 4) memcpy(x->crc, view[3].buf, sizeof x->crc);
+    return 0;
+}
+static void end(Streams *x, int keep) {
+    if (keep) memcpy(x->view[2].buf, &x->s, sizeof x->s);
+    if (keep && x->held == 4) memcpy(x->view[3].buf, x->crc, sizeof x->crc);
+    while (x->held) PyBuffer_Release(&x->view[--x->held]);
+}
+
+static void add_streams(Streams *x) {
+    const Pair *p = &x->p;
+    const u8 *raw[2] = {x->view[0].buf, x->view[1].buf};
+    size_t n = x->count;
     Scratch b;
     b.suspect = b.waiting = 0;
-    PyThreadState *released = n > LARGE ? PyEval_SaveThread() : NULL;
-    const u8 *raw[2] = {view[0].buf, view[1].buf};
     /* Numbers that are widened have to stay in the first cache. */
     int widen = machine->widen[p->code[0]] || machine->widen[p->code[1]];
     for (size_t at = 0, step, most = widen ? BLOCK / 2 : BLOCK; at < n; at += step) {
         step = n - at < most ? n - at : most;
         size_t summed = n - at < SUMMED ? n - at : SUMMED;
-        for (int k = 0; crc && at % SUMMED == 0 && k < 2; k++) crc[k] = crc_update(crc[k], raw[k], summed * p->type[k]->item);
-        add_block(p, raw, step, &b, s);
+        for (int k = 0; x->held == 4 && at % SUMMED == 0 && k < 2; k++)
+            x->crc[k] = ~crc_update(~x->crc[k], raw[k], summed * p->type[k]->item);
+        add_block(p, raw, step, &b, &x->s);
         for (int k = 0; k < 2; k++) raw[k] += step * p->type[k]->item;
     }
-    if (released) PyEval_RestoreThread(released);
-    return 0;
 }
 
 static PyObject *contrast(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    Py_buffer view[4];
-    int held = 0, failed = -1, given = count == 6 ? 4 : 3;
-    if (count != 6 && check_count(count, 5)) return NULL;
-    long code[2];
-    for (int k = 0; k < 2; k++) {
-        code[k] = PyLong_AsLong(args[2 * k + 1]);
-        if (PyErr_Occurred()) return NULL;
-        if (code[k] < 0 || code[k] >= DTYPES || dtypes[code[k]].kind == COMPLEX)
-            return PyErr_Format(PyExc_ValueError, "dtype code %ld is of no real dtype (0 to 12, 16 to 20)", code[k]);
+    Streams x;
+    int failed = begin(&x, args, count);
+    if (!failed) {
+        PyThreadState *released = x.count > LARGE ? PyEval_SaveThread() : NULL;
+        add_streams(&x);
+        if (released) PyEval_RestoreThread(released);
     }
-    for (; held < given; held++)
-        if (PyObject_GetBuffer(args[held < 3 ? 2 * held : 5], &view[held], held > 1 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) break;
-    State s;
-    uint32_t crc[2] = {0};
-    if (held == given && view[2].len != sizeof s) {
-        PyErr_Format(PyExc_ValueError, "state has %zd bytes; it must have %zu", view[2].len, sizeof s);
-    } else if (held == 4 && view[3].len != sizeof crc) {
-        PyErr_Format(PyExc_ValueError, "checksums have %zd bytes; they must have %zu", view[3].len, sizeof crc);
-    } else if (held == given) {
-        Pair p = pair_of(code[0], code[1]);
-        memcpy(&s, view[2].buf, sizeof s);
-        if (held == 4) memcpy(crc, view[3].buf, sizeof crc);
-        for (int k = 0; k < 2; k++) crc[k] = ~crc[k];
-        failed = add_streams(&p, view, &s, held == 4 ? crc : NULL);
-        for (int k = 0; k < 2; k++) crc[k] = ~crc[k];
-        if (!failed) memcpy(view[2].buf, &s, sizeof s);
-        if (!failed && held == 4) memcpy(view[3].buf, crc, sizeof crc);
+    end(&x, !failed);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* A list of what contrast() takes, one after the other without the lock: to get it back takes long where threads wait. */
+static PyObject *contrast_all(PyObject *module, PyObject *list) {
+    Py_ssize_t count = PyList_Size(list), begun = 0;
+    int failed = count < 0;
+    Streams *all = count > 0 ? malloc((size_t)count * sizeof *all) : NULL;
+    if (count > 0 && !all) return PyErr_NoMemory();
+    for (; begun < count && !failed; begun++) {
+        PyObject *one = PyList_GetItem(list, begun), *args[6] = {NULL};
+        Py_ssize_t given = one ? PyTuple_Size(one) : -1;
+        all[begun].held = 0;
+        for (Py_ssize_t k = 0; k < given && k < 6; k++) args[k] = PyTuple_GetItem(one, k);
+        failed = given < 0 || begin(&all[begun], args, given);
     }
-    while (held--) PyBuffer_Release(&view[held]);
+    if (!failed) {
+        PyThreadState *released = PyEval_SaveThread();
+        for (Py_ssize_t k = 0; k < count; k++) add_streams(&all[k]);
+        PyEval_RestoreThread(released);
+    }
+    while (begun--) end(&all[begun], !failed);
+    free(all);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
@@ -551,6 +594,7 @@ static int execute(PyObject *module) {
 }
 static PyMethodDef methods[] = {
     {"contrast", (PyCFunction)(void (*)(void))contrast, METH_FASTCALL, "Add how two streams differ to the state."},
+    {"contrast_all", contrast_all, METH_O, "Add how the streams of a list differ to their states."},
     {"skip_json", (PyCFunction)(void (*)(void))skip_json, METH_FASTCALL, "Index behind the JSON value at start."},
     {"let_go", (PyCFunction)(void (*)(void))let_go, METH_FASTCALL, "Let go of the whole pages within views of mapped files."},
     {"totals", totals, METH_O, "What a state says, field by field."},

@@ -5,6 +5,7 @@ the same results (sums to rounding).  Nothing here knows files: a stream is a bu
 their dtype code.
 
     contrast(reference, reference_code, target, target_code, state[, checksums]) -> None
+    contrast_all(list of such arguments) -> None
     skip_json(buffer, start) -> int
     let_go(*views) -> None
     totals(state) -> Totals
@@ -39,17 +40,17 @@ from ulpscope import pairs_fallback
 from ulpscope.making import maker
 
 try:
-    from ulpscope._pairs import contrast, let_go, skip_json
+    from ulpscope._pairs import contrast, contrast_all, let_go, skip_json
     from ulpscope._pairs import totals as added_up
 
     HAVE_EXTENSION = True
 except ImportError:
-    from ulpscope.pairs_fallback import contrast, let_go, skip_json
+    from ulpscope.pairs_fallback import contrast, contrast_all, let_go, skip_json
     from ulpscope.pairs_fallback import totals as added_up
 
     HAVE_EXTENSION = False
 
-__all__ = ["HAVE_EXTENSION", "STATE", "Totals", "contrast", "let_go", "skip_json", "totals"]
+__all__ = ["HAVE_EXTENSION", "STATE", "Totals", "contrast", "contrast_all", "let_go", "skip_json", "totals"]
 
 STATE = pairs_fallback.STATE
 

@@ -216,6 +216,12 @@ def contrast(
             _add(found, exact, left, right)
 
 
+def contrast_all(streams: list[tuple[Any, ...]], /) -> None:
+    """`contrast` for each of a list of its arguments."""
+    for each in streams:
+        contrast(*each)
+
+
 def _add(found: Any, exact: tuple[Array, Array], left: DType, right: DType) -> None:
     r, t = _widened(*exact)
     kept, differing, alone = _count_special(found["special"], r, t)

@@ -7,7 +7,7 @@ left out of every sum and maximum; whether the rest may be judged alone is for t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -123,6 +123,45 @@ def contrast_bits(
         add(ours_chunk, left.code, theirs_chunk, right.code, state, *more)
         if done is not None:
             done(start, stop)
+    return _concluded(ours, left, theirs, right, state)
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Two streams that contrast_bits would take. `checksums` as there."""
+
+    reference: memoryview
+    reference_dtype: DType
+    target: memoryview
+    target_dtype: DType
+    checksums: bytearray | None = None
+
+    @property
+    def short(self) -> bool:
+        """Whether contrast_short takes them."""
+        left, right = self.reference_dtype, self.target_dtype
+        count = self.reference.nbytes // left.itemsize
+        even = (count * left.itemsize, count * right.itemsize) == (self.reference.nbytes, self.target.nbytes)
+        return even and count <= _CHUNK and not left.name.startswith("complex") and not right.name.startswith("complex")
+
+
+def contrast_short(streams: Sequence[Streams]) -> list[Contrast]:
+    """How each of several short pairs of streams differs, read in one go without Python's lock."""
+    states = [bytearray(pairs.STATE.itemsize) for _ in streams]
+    pairs.contrast_all(
+        [
+            (each.reference, each.reference_dtype.code, each.target, each.target_dtype.code, state)
+            + (() if each.checksums is None else (each.checksums,))
+            for each, state in zip(streams, states, strict=True)
+        ]
+    )
+    return [
+        _concluded(each.reference, each.reference_dtype, each.target, each.target_dtype, state)
+        for each, state in zip(streams, states, strict=True)
+    ]
+
+
+def _concluded(ours: memoryview, left: DType, theirs: memoryview, right: DType, state: bytearray) -> Contrast:
     found = pairs.totals(state)
     if {left.name, right.name} & _MAY_LEAVE_RANGE and not _in_range(found):
         pieces = partial(pairs_fallback.finite_pieces, ours, left.code, theirs, right.code)

@@ -10,17 +10,17 @@ import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from struct import Struct
 
-from ulpscope.compare.metrics import Contrast, contrast_bits
+from ulpscope.compare.metrics import Contrast, Streams, contrast_bits, contrast_short
 from ulpscope.errors import DumpError
 from ulpscope.records import Value
 from ulpscope.store.mapped import StoredBits, forget
 from ulpscope.store.reader import Dump
 
 # A batch is read when it has so many pairs, or its part of so many bytes: what Python does between two pairs it does slowly, after
-# the elements have gone through the caches. Pages are let go when there are so many bytes of them.
+# the elements have gone through the caches. So many bytes are read without Python's lock, and their pages let go.
 _BATCH_PAIRS = 64
 _BATCH_BYTES = 128 << 20
-_KEPT_BYTES = 16 << 20
+_GROUP_BYTES = 16 << 20
 _CHECKSUMS = Struct("<2I")
 
 
@@ -100,17 +100,14 @@ class _Batch:
                 found.append((pending, *self._sides(left, right)))
             except DumpError as error:
                 pending.error = error
-        # Backwards, so that a mapping ends with its pair.
+        # In groups, so that few pages are held at a time; backwards, so that a mapping ends with its group.
         found.reverse()
-        read = _Read()
         while found:
-            pending, ours, theirs = found.pop()
-            try:
-                pending.contrast = _contrast(ours, theirs)
-            except DumpError as error:
-                pending.error = error
-            read.add(ours, theirs)
-        read.let_go()
+            group, nbytes = [], 0
+            while found and nbytes < _GROUP_BYTES:
+                group.append(found.pop())
+                nbytes += group[-1][1].raw.nbytes + group[-1][2].raw.nbytes
+            _contrast(group)
         self._pairs.clear()
 
     def _sides(self, left: Value, right: Value) -> tuple[StoredBits, StoredBits]:
@@ -120,41 +117,36 @@ class _Batch:
         return ours, theirs
 
 
-class _Read:
-    """Views whose pages are still counted as memory of this process. A mapping of one tensor, which has a CRC-32, goes with it."""
-
-    def __init__(self) -> None:
-        self._ours: list[memoryview] = []
-        self._theirs: list[memoryview] = []
-        self._nbytes = 0
-
-    def add(self, ours: StoredBits, theirs: StoredBits) -> None:
-        for views, side in ((self._ours, ours), (self._theirs, theirs)):
-            if side.crc is None:
-                views.append(side.raw)
-                self._nbytes += side.raw.nbytes
-        if self._nbytes >= _KEPT_BYTES:
-            self.let_go()
-
-    def let_go(self) -> None:
-        # Side by side as they lie in their files: few calls.
-        forget(*self._ours, *self._theirs)
-        self._ours.clear()
-        self._theirs.clear()
-        self._nbytes = 0
+def _contrast(group: list[tuple[Pending, StoredBits, StoredBits]]) -> None:
+    """How the pairs differ; tells each of them."""
+    short: list[tuple[Pending, StoredBits, StoredBits, Streams]] = []
+    long: list[tuple[Pending, StoredBits, StoredBits, Streams]] = []
+    for pending, ours, theirs in group:
+        checksums = None if ours.crc is None and theirs.crc is None else bytearray(_CHECKSUMS.size)
+        streams = Streams(ours.raw, ours.dtype, theirs.raw, theirs.dtype, checksums)
+        (short if streams.short else long).append((pending, ours, theirs, streams))
+    for (pending, ours, theirs, streams), found in zip(short, contrast_short([each[3] for each in short]), strict=True):
+        _tell(pending, ours, theirs, streams, found)
+    for pending, ours, theirs, streams in long:
+        _tell(pending, ours, theirs, streams, _contrast_long(ours, theirs, streams.checksums))
+    # A mapped page counts as memory of this process until it is let go; a mapping of one tensor, which has a CRC-32, goes with it.
+    ours_read = [ours.raw for _, ours, _ in group if ours.crc is None]
+    theirs_read = [theirs.raw for _, _, theirs in group if theirs.crc is None]
+    forget(*ours_read, *theirs_read)
 
 
-def _contrast(ours: StoredBits, theirs: StoredBits) -> Contrast:
-    end = math.prod(ours.shape)
-
+def _contrast_long(ours: StoredBits, theirs: StoredBits, checksums: bytearray | None) -> Contrast:
     def release(start: int, stop: int) -> None:
-        if stop < end:
-            forget(*(side.raw[start * side.dtype.itemsize : stop * side.dtype.itemsize] for side in (ours, theirs)))
+        forget(*(side.raw[start * side.dtype.itemsize : stop * side.dtype.itemsize] for side in (ours, theirs)))
 
-    if ours.crc is None and theirs.crc is None:
-        return contrast_bits(ours.raw, ours.dtype, theirs.raw, theirs.dtype, done=release)
-    checksums = bytearray(_CHECKSUMS.size)
-    found = contrast_bits(ours.raw, ours.dtype, theirs.raw, theirs.dtype, done=release, checksums=checksums)
-    for side, checksum in zip((ours, theirs), _CHECKSUMS.unpack(checksums), strict=True):
-        side.check(checksum)
-    return found
+    return contrast_bits(ours.raw, ours.dtype, theirs.raw, theirs.dtype, done=release, checksums=checksums)
+
+
+def _tell(pending: Pending, ours: StoredBits, theirs: StoredBits, streams: Streams, found: Contrast) -> None:
+    try:
+        if streams.checksums is not None:
+            for side, checksum in zip((ours, theirs), _CHECKSUMS.unpack(streams.checksums), strict=True):
+                side.check(checksum)
+        pending.contrast = found
+    except DumpError as error:
+        pending.error = error

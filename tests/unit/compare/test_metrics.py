@@ -240,6 +240,39 @@ def test_the_checksums_of_both_streams_come_with_the_contrast(module, name):
         contrast_of(module, sides[0], name, sides[1], name, checksums=bytearray(4))
 
 
+@each_module
+def test_several_short_pairs_are_contrasted_as_each_alone(module):
+    generator = np.random.default_rng(4)
+    streams = []
+    for name, n in (("float32", 9000), ("float32", 0), ("bfloat16", 77), ("int64", 3), ("float32", 20000)):
+        raw = random_bits(generator, name, n)
+        sides = [memoryview(side) for side in (raw, nearby(generator, raw, name))]
+        streams.append(metrics.Streams(sides[0], DTYPES[name], sides[1], DTYPES[name], bytearray(8) if n % 2 else None))
+    assert all(each.short for each in streams)
+    alone = [
+        contrast_of(module, each.reference, each.reference_dtype.name, each.target, each.target_dtype.name)
+        for each in streams
+    ]
+    with patch.object(pairs, "contrast_all", module.contrast_all):
+        assert list(map(repr, metrics.contrast_short(streams))) == list(map(repr, alone))
+    assert struct.unpack("<2I", streams[2].checksums) == tuple(
+        map(zlib.crc32, (streams[2].reference, streams[2].target))
+    )
+
+
+@each_module
+def test_a_list_with_one_pair_that_is_not_equally_long_is_refused_and_adds_nothing(module):
+    states = [bytearray(pairs.STATE.itemsize) for _ in range(2)]
+    with pytest.raises(ValueError, match="not equally many"):
+        module.contrast_all([(bytes(8), 0, bytes(12), 0, states[1]), (bytes(8), 0, bytes([1] * 8), 0, states[0])])
+    assert states == [bytearray(pairs.STATE.itemsize)] * 2
+    module.contrast_all([])
+    assert not metrics.Streams(memoryview(bytes(8)), DTYPES["float32"], memoryview(bytes(12)), DTYPES["float32"]).short
+    assert not metrics.Streams(
+        memoryview(bytes(8)), DTYPES["complex64"], memoryview(bytes(8)), DTYPES["complex64"]
+    ).short
+
+
 def elements(name: str, n: int) -> st.SearchStrategy[bytes]:
     size = DTYPES[name].itemsize * n
     raw = st.binary(min_size=size, max_size=size)

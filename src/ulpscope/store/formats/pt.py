@@ -8,6 +8,7 @@ stand-in that does nothing, and refuses everything else.
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import os
 import struct
@@ -193,6 +194,10 @@ class _Tensor:
     stride: tuple[int, ...]
     conjugate: bool
     negative: bool
+    extent: int
+    """How many elements lie between the first and the last, both counted."""
+    nbytes: int
+    row_major: bool
 
 
 def read_pt(path: Path | str) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
@@ -274,16 +279,13 @@ def _elements(tensor: _Tensor, stored: memoryview) -> bytes | memoryview:
     told = tensor.storage.count * (dtype.itemsize if tensor.storage.dtype is not None else 1)
     if told != len(stored):
         raise ValueError(f"the storage has {len(stored)} bytes, the pickle says {told}")
-    first, last = tensor.offset * dtype.itemsize, (tensor.offset + _extent(shape, stride)) * dtype.itemsize
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    if last > len(stored) or size > max(len(stored), _MAX_EXPANDED):
+    first, last = tensor.offset * dtype.itemsize, (tensor.offset + tensor.extent) * dtype.itemsize
+    if last > len(stored) or tensor.nbytes > max(len(stored), _MAX_EXPANDED):
         raise ValueError(f"a {dtype.name} of shape {shape} and stride {stride} does not fit its {len(stored)} bytes")
-    if not size:
+    if not tensor.nbytes:
         return b""
     plain = stored[first:last]
-    if stride != _row_major(shape) and size != dtype.itemsize:
+    if not tensor.row_major:
         flat = np.frombuffer(plain, dtype=f"V{dtype.itemsize}")
         steps = tuple(step * dtype.itemsize for step in stride)
         strided = np.lib.stride_tricks.as_strided(flat, shape=shape, strides=steps, writeable=False)
@@ -487,4 +489,7 @@ def _tensor(layout: tuple[Any, ...], element: Any, more: tuple[Any, ...]) -> _Te
     flags = more[0] if more and more[0] is not None else {}
     if type(flags) is not dict or not flags.keys() <= {"conj", "neg"}:
         raise ValueError("its tensor has properties of its own")
-    return _Tensor(storage, dtype, offset, shape, stride, flags.get("conj") is True, flags.get("neg") is True)
+    extent, size = _extent(shape, stride), math.prod(shape)
+    row_major = stride == _row_major(shape) or size == 1
+    signs = flags.get("conj") is True, flags.get("neg") is True
+    return _Tensor(storage, dtype, offset, shape, stride, *signs, extent, size * dtype.itemsize, row_major)
