@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 MAGIC = b"ulpring1"
@@ -106,6 +107,21 @@ class Ring:
 
     def _write_header(self) -> None:
         HEADER.pack_into(self._map, 0, MAGIC, self.capacity, self.head, self.taken)
+
+
+@contextlib.contextmanager
+def beside_streams() -> Iterator[None]:
+    """Files that are opened here never take the place of a standard stream: a daemon has closed those, and what the program
+    then writes to them would end in ours. A mapping holds a descriptor too."""
+    taken = []
+    try:
+        while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= 2:
+            taken.append(descriptor)
+        taken.append(descriptor)
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 def _reserve(descriptor: int, size: int) -> None:

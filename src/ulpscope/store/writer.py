@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.store import layout
-from ulpscope.store.ring import Ring
+from ulpscope.store.ring import Ring, beside_streams
 from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, NONE64, PENDING, VALUE_BYTES
 
 log = logging.getLogger(__name__)
@@ -73,18 +73,19 @@ class DumpWriter:
         """Starts a dump in a new folder. Raises CaptureError with what to do when that cannot be."""
         self._reset()
         try:
-            folder.mkdir(parents=True)
-            layout.write_json(folder / layout.MANIFEST, manifest)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-            self._files = []
-            for name in layout.TABLES:
-                self._files.append(os.open(folder / name, flags, 0o640))
-            self.journal = self._ring(self.journal, folder / layout.JOURNAL, JOURNAL_BYTES)
-            if self._payload_bytes:
-                self.payloads = self._ring(self.payloads, folder / layout.PAYLOAD_JOURNAL, self._payload_bytes)
-                self._payload_file = os.open(folder / layout.PAYLOAD, flags, 0o640)
-                with contextlib.suppress(OSError, AttributeError):
-                    self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
+            with beside_streams():
+                folder.mkdir(parents=True)
+                layout.write_json(folder / layout.MANIFEST, manifest)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+                self._files = []
+                for name in layout.TABLES:
+                    self._files.append(os.open(folder / name, flags, 0o640))
+                self.journal = self._ring(self.journal, folder / layout.JOURNAL, JOURNAL_BYTES)
+                if self._payload_bytes:
+                    self.payloads = self._ring(self.payloads, folder / layout.PAYLOAD_JOURNAL, self._payload_bytes)
+                    self._payload_file = os.open(folder / layout.PAYLOAD, flags, 0o640)
+                    with contextlib.suppress(OSError, AttributeError):
+                        self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
         except FileExistsError as error:
             self._close_files()
             raise FolderTakenError(
@@ -97,8 +98,12 @@ class DumpWriter:
             raise CaptureError(f"cannot write into {folder}: {error.strerror}{place}; choose another folder") from error
         self._folder = folder
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ulpscope-writer", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="ulpscope-writer", daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError:
+                pass  # no thread to be had here: the rings are emptied when they are full, and at the end of a step
 
     def close(self, manifest: dict[str, Any]) -> None:
         """Ends the dump: everything in its files, the manifest last."""
@@ -166,10 +171,12 @@ class DumpWriter:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
-        for ring in (self.journal, self.payloads):
+        with self._lock:  # a daemon thread of the program may be in the middle of a call
+            rings = (self.journal, self.payloads)
+            self.journal = self.payloads = None
+        for ring in rings:
             if ring is not None:
                 ring.close(keep=ring.waiting() > 0)
-        self.journal = self.payloads = None
 
     @property
     def counts(self) -> dict[str, int]:
