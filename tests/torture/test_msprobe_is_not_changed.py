@@ -1,4 +1,4 @@
-"""The same programs through msprobe's debugger: same bytes, and a dump.json that any JSON parser reads."""
+"""The same programs through the debuggers of msprobe and ptdbg_ascend: same bytes, and files that any JSON parser reads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from integration.runs import _whole as whole
 from torture import cases_containers, cases_tensors
 from torture.test_run_is_not_changed import CASES
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
+from ulpscope.compat.ptdbg_ascend.debugger import PrecisionDebugger as OlderDebugger
 
 PROMISE = "the run is not changed"
 # Programs that change what the debugger sets when it is made.
@@ -40,11 +41,29 @@ def run_debugged(case: str, path: Path) -> Any:
         debugger._close()
 
 
+def run_older(case: str, path: Path) -> Any:
+    """Three steps under ptdbg_ascend's debugger, all elements stored."""
+    debugger = OlderDebugger(dump_path=str(path), hook_name="dump", step=list(range(STEPS)))
+    debugger.configure_hook(mode="all")
+    try:
+        seed()
+        program = CASES[case]()
+        results = []
+        for _ in range(STEPS):
+            debugger.start()
+            results.append(frozen(program.step()))
+            debugger.stop()
+            debugger.step()
+        return whole(program, results)
+    finally:
+        debugger._close()
+
+
 def no_constant(word: str) -> None:
     raise AssertionError(f"{word} is no JSON")
 
 
-@pytest.mark.parametrize(
+each_case = pytest.mark.parametrize(
     "case",
     [
         pytest.param(name, marks=() if build.__module__ in ALWAYS else pytest.mark.slow)
@@ -52,6 +71,9 @@ def no_constant(word: str) -> None:
         if name not in OTHERWISE
     ],
 )
+
+
+@each_case
 @pytest.mark.filterwarnings("ignore")
 def test_the_program_is_the_same_and_dump_json_is_json(case: str, tmp_path: Path) -> None:
     bare = run_bare(CASES[case])
@@ -68,3 +90,19 @@ def test_the_program_is_the_same_and_dump_json_is_json(case: str, tmp_path: Path
                     dump.load(value)
     outside = [path for path in tmp_path.iterdir() if path.name != "run"]
     assert outside == []
+
+
+@each_case
+@pytest.mark.filterwarnings("ignore")
+def test_the_program_is_the_same_and_the_lines_are_json(case: str, tmp_path: Path) -> None:
+    bare = run_bare(CASES[case])
+    assert_same(bare, run_older(case, tmp_path / "run"))
+    for path in (tmp_path / "run").rglob("*.pkl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            json.loads(line)
+    for dump in ulpscope.open_run(tmp_path / "run"):
+        for record in dump.calls():
+            for value in record.values:
+                if value.payload is not None:
+                    dump.load(value)
+    assert [path for path in tmp_path.iterdir() if path.name != "run"] == []

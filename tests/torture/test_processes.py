@@ -302,6 +302,7 @@ assert not __debug__
 """
 
 
+@pytest.mark.slow
 @case("process: -O, -X dev, -W error, C locale, daemons at exit")
 def test_a_strict_interpreter_in_a_poor_locale(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")

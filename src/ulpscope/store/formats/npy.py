@@ -87,6 +87,11 @@ def narrowed(raw: bytes | memoryview, dtype: DType) -> memoryview | None:
     """
     if dtype.name == "bfloat16":
         return as_bfloat16(raw)
+    if dtype.name == "complex32":
+        parts = np.frombuffer(raw, dtype="<f4")
+        halves = parts.astype("<f2")
+        same = np.array_equal(halves.astype("<f4").view("<u4"), parts.view("<u4"))
+        return memoryview(halves.tobytes()) if same else None
     if dtype.itemsize != 1:
         return None
     codes = np.arange(256, dtype=np.uint8)

@@ -190,7 +190,8 @@ class PtdbgDump(LinesDump):
         path = self._data_folder / f"{name}.npy"
         dtype, shape, raw = read_npy(path)
         told = DTYPES.get(str(value.dtype).removeprefix("torch."))
-        if told is not None and told.exact is None and dtype.name == "float32":
+        wider = "complex64" if told is not None and told.name == "complex32" else "float32"
+        if told is not None and told.exact is None and dtype.name == wider:
             narrow = narrowed(raw, told)
             if narrow is not None:
                 dtype, raw = told, narrow
