@@ -17,7 +17,7 @@ from torch._decomp import decomposition_table
 
 from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.replay_definitions import DEFINITIONS
-from ulpscope.frameworks.torch.replay_scales import SCALES
+from ulpscope.frameworks.torch.replay_scales import MAPS, SCALES
 from ulpscope.frameworks.torch.replay_score import UNIT
 from ulpscope.frameworks.torch.replay_values import items, mapped, mapped_args, mapped_kwargs, tensors
 
@@ -259,6 +259,8 @@ def _scales(
         if plan.name == "pow" and len(args) > 1 and isinstance(args[1], int | float):
             exponent = abs(float(args[1]))
             return [None if exponent == 2 else values[0].abs() * max(1.0, exponent)], ones
+        if plan.name in MAPS and isinstance(args[0], Tensor):
+            return MAPS[plan.name](args, kwargs, values), ones
         return _answers(plan, args, kwargs, values), ones
     return _shaken(plan, args, kwargs, values, dtypes), _terms(plan, args, values)
 

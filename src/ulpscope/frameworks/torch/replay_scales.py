@@ -137,6 +137,28 @@ def layer_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], results: 
     return [dx, dw, db]
 
 
+def lerp(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    x, y, weight = args[0], args[1], args[2] if len(args) > 2 else kwargs["weight"]
+    if isinstance(weight, Tensor):
+        return [(x * (1 - weight)).abs() + (y * weight).abs() + ((y - x) * weight).abs()]
+    return [x.abs().mul_(abs(1 - weight)).add_(y.abs(), alpha=abs(weight))]
+
+
+def addcmul(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    return [_with_two(args[0], args[1] * args[2], kwargs)]
+
+
+def addcdiv(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    return [_with_two(args[0], args[1] / args[2], kwargs)]
+
+
+def _with_two(x: Tensor, term: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """Of a sum with a product of two: both factors count."""
+    return term.abs_().mul_(2 * abs(kwargs.get("value", 1))).add_(x.abs())
+
+
+# The same as by differences, in one pass: an optimizer runs these for every parameter.
+MAPS: dict[str, Scales] = {"lerp": lerp, "addcmul": addcmul, "addcdiv": addcdiv}
 SCALES: dict[str, Scales] = {
     "_softmax": softmax,
     "_safe_softmax": softmax,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,7 +24,10 @@ INNER = {dtype: unit if dtype is torch.float64 else 2.0**-24 for dtype, unit in 
 # Factors of products of float32 are rounded to these where a program allows it.
 FACTORS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 _MANY = 64  # fewer elements say nothing about a systematic error
-_NOTABLE = 0.03
+# Leaning less than this is below every limit: in low precision, and else.
+_NOTABLE, _NOTABLE_WIDE = 0.03, 0.25
+_FLOAT32 = 2.0**-24
+_CHANCE = 6.0  # standard errors that a mean may be off by chance, as in analyze.ledger
 _PLENTY = 1 << 15
 _BINS = 64
 
@@ -167,37 +171,34 @@ def _bias(y: Tensor, expected: Tensor, unit: float, tiny: float) -> dict[str, An
     toward, lift, squares = torch.stack([q.sum(), up.sum(), q.square().sum()]).tolist()
     toward, lift, deviation = toward / count / unit, lift / count / unit, math.sqrt(squares / count) / unit
     spread = deviation / math.sqrt(count)
-    if max(abs(toward), abs(lift)) > _NOTABLE:
-        spread = max(spread, _clustered(q if abs(toward) > abs(lift) else up, (error, y), large, unit, count))
+    size = max(abs(toward), abs(lift))
+    if size > (_NOTABLE if unit > _FLOAT32 else _NOTABLE_WIDE):
+        for other in _clustered(q if abs(toward) > abs(lift) else up, (error, y), large):
+            if spread > size / _CHANCE:
+                break  # chance explains it: whatever else may is not asked
+            spread = max(spread, float(other) / count / unit)
     return {"toward": toward, "up": lift, "spread": spread}
 
 
-def _clustered(q: Tensor, others: tuple[Tensor, Tensor], large: Tensor, unit: float, count: int) -> float:
-    """The standard error where errors are not independent: equal ones, or rows and columns that share one.
+def _clustered(q: Tensor, others: tuple[Tensor, Tensor], large: Tensor) -> Iterator[Tensor]:
+    """How far sums of errors are by chance where these are not independent: rows and columns that share one, or equal ones.
 
     `others`: the errors as they are, and the results."""
     flat = q[large]
-    mean = flat.sum() / count
-    spread = 0.0
-    # Equal elements have equal errors, and so have sums of one number and multiples of the last digit: that is one draw.
-    # Where all results are a few neighbouring numbers, they are off as those happen to lie.
-    for same in (flat, *(other[large].float() for other in others)):
-        values, which = torch.unique(same, return_inverse=True)
-        sums = torch.zeros(len(values), dtype=flat.dtype, device=flat.device).index_add_(0, which, flat)
-        spread = max(spread, float(sums.norm()) / count / unit)
-    if q.dim() < 2:
-        return spread
     every = list(range(q.dim()))
-    for dims in ([-1], *([other for other in every if other != place] for place in every)):
+    for dims in ([-1], *([other for other in every if other != place] for place in every)) if q.dim() > 1 else ():
         weights = large.sum(dims).flatten()
         sums = q.sum(dims).flatten()
         known = weights > 0
         if int(known.sum()) < 2:
             continue
         # Weighted means of clusters, and how far they are from the mean of all.
-        off = sums[known] - weights[known] * mean
-        spread = max(spread, float(off.norm()) / count / unit)
-    return spread
+        yield (sums[known] - weights[known] * flat.mean()).norm()
+    # Equal elements have equal errors, and so have sums of one number and multiples of the last digit: that is one draw.
+    # Where all results are a few neighbouring numbers, they are off as those happen to lie.
+    for same in (flat, *(other[large].float() for other in others)):
+        values, which = torch.unique(same, return_inverse=True)
+        yield torch.zeros(len(values), dtype=flat.dtype, device=flat.device).index_add_(0, which, flat).norm()
 
 
 def _spread_out(error: Tensor, finite: Tensor) -> Tensor:

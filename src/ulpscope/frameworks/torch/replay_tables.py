@@ -164,6 +164,8 @@ EXACT = frozenset(
         "one_hot",
         "bucketize",
         "searchsorted",
+        "histc",
+        "bincount",
         "floor",
         "ceil",
         "round",
