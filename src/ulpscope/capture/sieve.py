@@ -351,9 +351,11 @@ class OverflowSieve:
             self._made[id(held.value)] = (weakref.ref(held.value), self._finiteness.version(held.value), answer)
 
     def _is_harmless(self, watched: _Watched, held: _Held) -> bool:
-        """Whether a call that overwrites this need not be given a copy of it: it is known, nobody waits for it, and what is
-        made of it cannot overflow unless the kernel is wrong."""
-        return watched.harmless and held.before is not None and not self._lent
+        """Whether a call that overwrites this need not be given a copy of it: nobody waits for it, and what is made of it
+        cannot overflow, being whole numbers, or cannot unless the kernel is wrong, and it is known."""
+        if self._lent:
+            return False
+        return (watched.harmless and held.before is not None) or self._finiteness.is_always_finite(held.value)
 
     def _recall(self, held: _Held) -> None:
         """What is known of an input because it was the result of a call, and nobody wrote to it since."""
