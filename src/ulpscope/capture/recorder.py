@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from struct import Struct
@@ -17,7 +18,7 @@ from ulpscope.capture.stacks import Stacks
 from ulpscope.frameworks.base import Forward, Measurer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, release
 from ulpscope.records import PathStep, Phase, Role
-from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, VALUE_FIELDS
+from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, VALUE_FIELDS
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
@@ -29,12 +30,15 @@ _ROLE_NAMES = {role: role.value for role in Role}
 
 
 class Recorder:
-    """Records one process. `active` is False outside of start and stop, and in a forked child."""
+    """Records one process. `active` is False outside of start and stop, and in a forked child.
+
+    Where the C extension is there, `use` puts its functions in the place of those here: they do the same, quicker."""
 
     def __init__(
         self, writer: DumpWriter, selection: Selection, *, stacks: bool, in_backward: Callable[[], bool]
     ) -> None:
         self.active = False
+        self.fast: Any = None
         self.measurer: Measurer = None  # type: ignore[assignment]  # set by the session, which builds both
         self.notes: dict[str, int] = {}
         self._writer = writer
@@ -52,13 +56,37 @@ class Recorder:
         self.ignored: Callable[[FrameType], bool] | None = None
         self.begin_step()
 
+    def use(self, fast: Any) -> None:
+        """Lets C do what is done for each call."""
+        self.fast = fast
+        fast.give(
+            recorder=self,
+            gate=self.gate,
+            free=_freeing(self),
+            measurer=self.measurer,
+            stacks=self._stacks,
+            selection=self._selection,
+            frames=self._writer.frames,
+            roles=tuple(Role),
+            role_bits=sum(self._selection.wants_role(role) << place for place, role in enumerate(Role)),
+            phases=PHASES,
+            in_backward=self._in_backward,
+            dumps=json.dumps,
+            all_free=self._selection.is_free,
+            forward=self._selection.forward,
+            backward_wanted=self._selection.backward,
+        )
+        for name in ("state", "enter", "leave", "open_call", "open_backward", "show", "close_call"):
+            setattr(self, name, getattr(fast, name))
+        self.measurer.use(fast)
+
     def begin_step(self, *, anew: bool = True) -> None:
         """Fresh numbers for a new dump. Counters restart: names are per step, unless a dump only goes on with another."""
         self._texts: dict[str, int] = {}
         self._slots: dict[tuple[Role, tuple[PathStep, ...]], int] = {}
         self._sequence = itertools.count()
         self.notes = {}
-        self._epoch += 1
+        self._epoch = self._epoch + 1 if self.fast is None else self.fast.begin_step(anew)
         if anew:
             self._counters: defaultdict[tuple[str, str, Phase], itertools.count[int]] = defaultdict(itertools.count)
             self._selection.begin_step()
@@ -72,16 +100,21 @@ class Recorder:
             found: ThreadState = self._local.state
         except AttributeError:
             found = self._local.state = ThreadState(next(self._threads))
-            found.free = lambda: release(self.gate)
+            found.free = _freeing(self)
         return found
 
     def enter(self, state: ThreadState) -> bool:
         if state.busy:
             return False
         state.busy = True
+        self.wait_for_gate()
+        return True
+
+    def wait_for_gate(self) -> None:
         while not self.gate.acquire(True, _PATIENCE):
             self.gate = freed(self.gate)
-        return True
+            if self.fast is not None:
+                self.fast.give(gate=self.gate)
 
     def leave(self, state: ThreadState) -> None:
         state.busy = False
@@ -266,3 +299,15 @@ class Recorder:
                 found = self._texts[content] = self._writer.add_string(json.dumps(content))
             return found
         return self._writer.add_string(json.dumps(content))
+
+
+def _freeing(recorder: Recorder) -> Callable[[], None]:
+    """Gives up the gate of a recorder, if there still is one: a thread keeps its state longer."""
+    reference = weakref.ref(recorder)
+
+    def free() -> None:
+        found = reference()
+        if found is not None:
+            release(found.gate)
+
+    return free

@@ -22,6 +22,11 @@ class Selection:
         self._roles = config.roles
         self._free = not config.only and not config.skip and config.scope is None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether every call is wanted, forward and backward."""
+        return self._free and self.forward and self.backward
+
     def begin_step(self) -> None:
         self._inside = False
 

@@ -45,6 +45,11 @@ from ulpscope.store.formats.npy import read_npy
 from ulpscope.store.formats.pt import read_pt
 from ulpscope.store.writer import DumpWriter
 
+try:
+    from ulpscope import _taps
+except ImportError:
+    _taps = None  # type: ignore[assignment]
+
 log = logging.getLogger(__name__)
 # torch is one per process, so only one capture can be on; the list holds it while it is.
 _on: list[weakref.ref[Capture]] = []
@@ -96,6 +101,8 @@ class Capture:
             payloads=self._payloads,
             reuse=config.reuse,
         )
+        if config.overflows is None and _taps is not None:
+            self._recorder.use(_taps.Fast())
         self.sieve = None if config.overflows is None else self._make_sieve(config.overflows)
         self._recorder.measurer.note = self._recorder.note
         self._probe: probe.TorchProbe | None = None

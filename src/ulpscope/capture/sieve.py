@@ -109,6 +109,7 @@ class OverflowSieve:
         flag: OverflowFlag | None,
         finish: Callable[[], None],
     ) -> None:
+        self.fast = None
         self.found: list[CallId] = []
         self.ending: Callable[[list[CallId]], BaseException] = _stop
         self.patient = False

@@ -6,6 +6,7 @@ stops at that module's frame, so a deep model costs no more than a shallow one.
 
 from __future__ import annotations
 
+import json
 import linecache
 import sysconfig
 from collections.abc import Callable
@@ -51,19 +52,25 @@ class Stacks:
         """Whether the stack passes through torch's checkpointing."""
         return self._recomputing.get(number, False)
 
+    def frames_text(self, frame: FrameType | None, stop: FrameType | None) -> tuple[str, bool]:
+        """The frames as JSON, and whether they pass through torch's checkpointing."""
+        frames, recomputing = self._rows(frame, stop)
+        return json.dumps(frames), recomputing
+
     def _enter(self, frame: FrameType | None, stop: FrameType | None, above: int) -> int:
-        frames = []
-        recomputing = self._recomputing.get(above, False)
-        walk = frame
-        while walk is not None and walk is not stop:
-            row = self._row(walk)
-            if row is not None:
-                frames.append(row)
-                recomputing = recomputing or row[0].endswith("torch/utils/checkpoint.py")
-            walk = walk.f_back
+        frames, recomputing = self._rows(frame, stop)
         number = self._store({"frames": frames, "parent": above if above >= 0 else None})
-        self._recomputing[number] = recomputing
+        self._recomputing[number] = recomputing or self._recomputing.get(above, False)
         return number
+
+    def _rows(self, frame: FrameType | None, stop: FrameType | None) -> tuple[list[list[Any]], bool]:
+        rows = []
+        while frame is not None and frame is not stop:
+            row = self._row(frame)
+            if row is not None:
+                rows.append(row)
+            frame = frame.f_back
+        return rows, any(row[0].endswith("torch/utils/checkpoint.py") for row in rows)
 
     def _row(self, frame: FrameType) -> list[Any] | None:
         code = frame.f_code

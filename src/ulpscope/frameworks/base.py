@@ -88,6 +88,10 @@ class Observer(Protocol):
     @property
     def active(self) -> bool: ...
 
+    # The C part of a capture, where it is there and fits.
+    @property
+    def fast(self) -> Any: ...
+
     def state(self) -> ThreadState: ...
 
     def enter(self, state: ThreadState) -> bool:
@@ -140,6 +144,10 @@ class Measurer(Protocol):
 
     leaf_types: frozenset[type]
     note: Callable[[str], None]
+
+    def use(self, fast: Any) -> None:
+        """Lets C do what is done for each value."""
+        ...
 
     def begin_step(self) -> None: ...
 

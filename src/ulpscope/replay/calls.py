@@ -26,6 +26,7 @@ class CallNames:
 
     def __init__(self, in_torch: Callable[[str], bool]) -> None:
         self.active = False
+        self.fast = None
         self.notes: dict[str, int] = {}
         self.gate = threading.RLock()
         self.ignored: Callable[[FrameType], bool] | None = None

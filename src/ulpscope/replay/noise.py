@@ -235,6 +235,7 @@ class _Calls:
     """The observer: names of calls, and the gradients of those whose backward is run again."""
 
     def __init__(self) -> None:
+        self.fast = None
         self.names = CallNames(in_torch)
         self.perturber: Perturber | None = None
         self.state = self.names.state

@@ -23,13 +23,12 @@ _HEAD, _TAKEN = 16, 24
 
 
 class Ring:
-    """`head` counts bytes put since the start, `taken` bytes that have reached their file."""
+    """`head` counts bytes put since the start, `taken` bytes that have reached their file; both live in the file, where C
+    reads and writes them too."""
 
     def __init__(self, path: Path, capacity: int) -> None:
         self.path = path
         self.capacity = capacity
-        self.head = 0
-        self.taken = 0
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(path, flags, 0o640)
         try:
@@ -42,6 +41,14 @@ class Ring:
             os.close(descriptor)
         self.view = memoryview(self._map)
         self._write_header()
+
+    @property
+    def head(self) -> int:
+        return int(_COUNTS.unpack_from(self._map, _HEAD)[0])
+
+    @property
+    def taken(self) -> int:
+        return int(_COUNTS.unpack_from(self._map, _TAKEN)[0])
 
     def free(self) -> int:
         return self.capacity - (self.head - self.taken)
@@ -69,8 +76,7 @@ class Ring:
 
     def advance(self, size: int) -> None:
         """Publishes `size` bytes written through `space`."""
-        self.head += size
-        _COUNTS.pack_into(self._map, _HEAD, self.head)
+        _COUNTS.pack_into(self._map, _HEAD, self.head + size)
 
     def stretch(self, limit: int) -> memoryview:
         """The oldest bytes not yet taken, at most `limit` and not across the end of the ring."""
@@ -80,14 +86,12 @@ class Ring:
 
     def take(self, size: int) -> None:
         """Marks `size` bytes as safe in their file."""
-        self.taken += size
-        _COUNTS.pack_into(self._map, _TAKEN, self.taken)
+        _COUNTS.pack_into(self._map, _TAKEN, self.taken + size)
 
     def restart(self, path: Path) -> None:
         """Moves the empty ring beside the next dump."""
         self.path.replace(path)
         self.path = path
-        self.head = self.taken = 0
         self._write_header()
 
     def park(self, path: Path) -> None:
@@ -106,7 +110,7 @@ class Ring:
                 self.path.unlink(missing_ok=True)
 
     def _write_header(self) -> None:
-        HEADER.pack_into(self._map, 0, MAGIC, self.capacity, self.head, self.taken)
+        HEADER.pack_into(self._map, 0, MAGIC, self.capacity, 0, 0)
 
 
 @contextlib.contextmanager

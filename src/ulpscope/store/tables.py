@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 
+from ulpscope import native
 from ulpscope.records import Phase
 
 NONE32 = 0xFFFFFFFF
@@ -51,3 +52,13 @@ PENDING = 64
 # A journal frame: magic, body length, where each table's bytes belong, how many there are.
 FRAME = struct.Struct("<4sI5Q5I4x")
 FRAME_MAGIC = b"ulpF"
+
+
+def _unknown() -> bytes:
+    row = np.zeros((), dtype=native.ROW)
+    row["kind"], row["payload_offset"] = PENDING, NONE64
+    return row.tobytes()
+
+
+# A measure that is not known yet.
+UNKNOWN = _unknown()

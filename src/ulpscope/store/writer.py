@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.store import layout
+from ulpscope.store.frames import Frames
 from ulpscope.store.ring import Ring, beside_streams
-from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, NONE64, PENDING, VALUE_BYTES
+from ulpscope.store.tables import CALL_ROW, FRAME, NONE64, UNKNOWN
 
 log = logging.getLogger(__name__)
 
 JOURNAL_BYTES = 8 << 20
 ALIGN = 64
 _BLOCK = 4096
-_FIRST_VALUE = 3
 _MEASURE_BYTES = native.ROW.itemsize
 _CHUNK = 4 << 20
 
@@ -53,18 +53,13 @@ class DumpWriter:
         self._files: list[int] = []
         self._payload_file = self._direct_file = -1
         self._folder: Path | None = None
+        # One thread at a time is inside: all of them hold the gate of the recorder.
+        self.frames = Frames(self._put_frame, self._wake.set)
         self._reset()
 
     def _reset(self) -> None:
-        self._sizes = [0, 0, 0, 0, 0]
-        self._string_count = 0
-        self._measure_count = 0
-        self._strings: list[bytes] = []
-        self._measures: list[bytes] = []
-        self._sketches: list[bytes] = []
-        self._sketch_size = 0
+        self.frames.attach(None)
         self._payload_size = 0
-        self._calls = 0
         self._measures_filed = 0
 
     # --- one step -----------------------------------------------------------------------------------------------
@@ -81,6 +76,7 @@ class DumpWriter:
                 for name in layout.TABLES:
                     self._files.append(os.open(folder / name, flags, 0o640))
                 self.journal = self._ring(self.journal, folder / layout.JOURNAL, JOURNAL_BYTES)
+                self.frames.attach(self.journal.view)
                 if self._payload_bytes:
                     self.payloads = self._ring(self.payloads, folder / layout.PAYLOAD_JOURNAL, self._payload_bytes)
                     self._payload_file = os.open(folder / layout.PAYLOAD, flags, 0o640)
@@ -110,9 +106,8 @@ class DumpWriter:
         if self._folder is None:
             return
         folder = self._folder
-        with self._lock:
-            if self._strings or self._measures:
-                self._commit(b"", b"")
+        if self.frames.pending or self.frames.pending_strings:
+            self.frames.commit(b"", b"")
         self._drain(everything=True)
         self._folder = None
         with self._drain_lock:
@@ -171,7 +166,8 @@ class DumpWriter:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
-        with self._lock:  # a daemon thread of the program may be in the middle of a call
+        self.frames.attach(None)  # a daemon thread of the program may be in the middle of a call
+        with self._lock:
             rings = (self.journal, self.payloads)
             self.journal = self.payloads = None
         for ring in rings:
@@ -180,17 +176,13 @@ class DumpWriter:
 
     @property
     def counts(self) -> dict[str, int]:
-        return {"calls": self._calls, "measures": self._measure_count, "payload_bytes": self._payload_size}
+        return {"calls": self.frames.calls, "measures": self.frames.measures, "payload_bytes": self._payload_size}
 
     # --- what the recorder calls --------------------------------------------------------------------------------
 
     def add_string(self, json_text: str) -> int:
         """Stores one JSON text and returns its number. The caller interns: the same text twice is two entries."""
-        with self._lock:
-            self._strings.append(json_text.encode("utf-8", "backslashreplace") + b"\n")
-            number = self._string_count
-            self._string_count = number + 1
-        return number
+        return int(self.frames.add_string(json_text))
 
     def add_measure(
         self,
@@ -203,41 +195,27 @@ class DumpWriter:
     ) -> int:
         """Measures memory and stores the row; returns its number."""
         offset, nbytes = payload or (NONE64, 0)
-        with self._lock:
-            size = self._sketch_size
-            row = native.measure(pointer, code, shape, stride, flags, offset, nbytes, size)
-            if len(row) > _MEASURE_BYTES:
-                self._sketches.append(row[_MEASURE_BYTES:])
-                self._sketch_size = size + len(row) - _MEASURE_BYTES
-                row = row[:_MEASURE_BYTES]
-            self._measures.append(row)
-            number = self._measure_count
-            self._measure_count = number + 1
-        return number
+        frames = self.frames
+        row = native.measure(pointer, code, shape, stride, flags, offset, nbytes, frames.sketch_size)
+        return int(frames.add_measured(row))
 
     def add_measured(self, row: bytes) -> int:
         """Stores a row that was measured elsewhere, without a sketch; returns its number."""
-        with self._lock:
-            self._measures.append(row)
-            number = self._measure_count
-            self._measure_count = number + 1
-        return number
+        return int(self.frames.add_measured(row))
 
     def reserve_measure(self) -> int:
         """Stores a row of which nothing is known yet; returns its number, for `complete_measures`."""
-        return self.add_measured(_UNKNOWN)
+        return int(self.frames.add_measured(UNKNOWN))
 
     def complete_measures(self, numbers: list[int], rows: NDArray[np.void], sketches: bytes) -> None:
         """Fills in reserved rows. Places of sketches are counted from the first of `sketches`."""
-        with self._lock:
-            if self._measures:
-                self._commit(b"", b"")
-            rows["sketch_offset"] += np.uint64(self._sketch_size)
-            self._sketch_size += len(sketches)
-            runs = np.flatnonzero(np.diff(numbers) != 1) + 1
-            for first, part in zip(np.split(numbers, runs), np.split(rows, runs), strict=True):
-                self._commit(b"", b"", patch=(int(first[0]) * _MEASURE_BYTES, part.tobytes()), sketches=sketches)
-                sketches = b""
+        if self.frames.pending:
+            self.frames.commit(b"", b"")
+        rows["sketch_offset"] += np.uint64(self.frames.sketch_size)
+        runs = np.flatnonzero(np.diff(numbers) != 1) + 1
+        for first, part in zip(np.split(numbers, runs), np.split(rows, runs), strict=True):
+            self.frames.patch(int(first[0]) * _MEASURE_BYTES, part.tobytes(), sketches)
+            sketches = b""
 
     def add_payload(
         self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int
@@ -270,38 +248,11 @@ class DumpWriter:
         return offset, nbytes
 
     def commit(self, row: list[int], values: bytes) -> None:
-        """Stores one finished call. `row` holds the fields of CALL; its `first_value` is filled in here."""
-        with self._lock:
-            row[_FIRST_VALUE] = self._sizes[3] // VALUE_BYTES
-            self._commit(CALL_ROW.pack(*row), values)
+        """Stores one finished call. `row` holds the fields of CALL; its `first_value` is filled in."""
+        self.frames.commit(CALL_ROW.pack(*row), values)
 
-    def _commit(self, row: bytes, values: bytes, patch: tuple[int, bytes] | None = None, sketches: bytes = b"") -> None:
-        """Puts a frame of what has come since the last one; or of a patch: rows of measures that are there already."""
-        ring = self.journal
-        if ring is None or self.failure:
-            return
-        sizes = self._sizes
-        if patch is None:
-            strings, measures, sketches = _taken(self._strings), _taken(self._measures), _taken(self._sketches)
-            places, added = sizes, len(measures)
-        else:
-            strings, measures = b"", patch[1]
-            places, added = [sizes[0], patch[0], *sizes[2:]], 0
-        one, two, three, four, five = len(strings), len(measures), len(sketches), len(values), len(row)
-        head = FRAME.pack(FRAME_MAGIC, one + two + three + four + five, *places, one, two, three, four, five)
-        frame = b"".join((head, strings, measures, sketches, values, row))
-        if len(frame) <= ring.capacity - (ring.head - ring.taken):
-            ring.put(frame)
-        elif not self._put(ring, frame):
-            return
-        sizes[0] += one
-        sizes[1] += added
-        sizes[2] += three
-        sizes[3] += four
-        sizes[4] += five
-        self._calls += bool(row)
-        if ring.head - ring.taken > JOURNAL_BYTES // 4:
-            self._wake.set()
+    def _put_frame(self, frame: bytes) -> bool:
+        return self.journal is not None and self._put(self.journal, frame)
 
     def _put(self, ring: Ring, data: bytes) -> bool:
         if len(data) <= ring.free():
@@ -455,25 +406,8 @@ class DumpWriter:
     def _fail(self, why: str) -> None:
         if self.failure is None:
             self.failure = why
+            self.frames.failed = True
             self.on_failure(why)
-
-
-def _unknown_row() -> bytes:
-    row = np.zeros((), dtype=native.ROW)
-    row["kind"], row["payload_offset"] = PENDING, NONE64
-    return row.tobytes()
-
-
-_UNKNOWN = _unknown_row()
-
-
-def _taken(parts: list[bytes]) -> bytes:
-    """All parts as one, and the list empty. Nearly always there is one part, or none."""
-    if not parts:
-        return b""
-    whole = parts[0] if len(parts) == 1 else b"".join(parts)
-    parts.clear()
-    return whole
 
 
 def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:

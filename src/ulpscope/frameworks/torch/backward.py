@@ -10,7 +10,7 @@ engine adds to a gradient in place only while nobody else has its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,13 +118,21 @@ class BackwardTap:
 
     def __init__(self, observer: Observer, *, node_order: bool = False) -> None:
         self.observer = observer
+        self._fast = observer.fast
+        if self._fast is not None:
+            self._fast.give(added=_sum)
         self._node_order = node_order
         self._unfinished: dict[int, _Gradients] = {}
         self._armed = 0
         self._anchors: list[tuple[Any, list[weakref.ref[Any]]]] = []
 
-    def edges(self, args: Iterable[Any], kwargs: dict[str, Any], *, peek: bool = False) -> Edges:
-        """Which autograd edge each argument is. With `peek`, views whose node torch would have to rebuild are left out."""
+    def edges(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, peek: bool = False) -> Any:
+        """Which autograd edge each argument is, for `arm`. With `peek`, views whose node torch would have to rebuild are left
+        out."""
+        found = None if self._fast is None else self._fast.edges(args, kwargs, peek)
+        return self._edges(args, kwargs, peek=peek) if found is None else found
+
+    def _edges(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, peek: bool = False) -> Edges:
         found: Edges = {}
         places: list[tuple[PathStep, Any]] = [*enumerate(args), *kwargs.items()]
         for place, value in places:
@@ -147,8 +155,8 @@ class BackwardTap:
         self,
         call: OpenCall,
         sequence: int,
-        edges: Edges | None,
-        args: Iterable[Any],
+        edges: Any,
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
         *,
@@ -156,6 +164,24 @@ class BackwardTap:
     ) -> None:
         """Hooks the nodes that a finished call created, if it created any. With `watch`, kernels that run inside them
         are told which call they belong to."""
+        if edges is not None and type(edges) is not dict:
+            if not watch:
+                self._fast.arm(call, sequence, edges, args, kwargs, result)
+                return
+            edges = edges.table()
+        self.arm_slowly(call, sequence, edges, args, kwargs, result, watch)
+
+    def arm_slowly(
+        self,
+        call: OpenCall,
+        sequence: int,
+        edges: Edges | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        watch: bool = False,
+    ) -> None:
+        """As `arm`, without the C extension."""
         if self._node_order and call.kind != MODULE:
             self._arm_in_node_order(call, sequence, edges, args, kwargs, result, watch)
             return
@@ -167,7 +193,7 @@ class BackwardTap:
                 children = node.next_functions
                 if _all_older(children, sequence):
                     one: dict[int, Path] = _ONE if not result.output_nr else {result.output_nr: (0,)}
-                    self._arm_single(call, node, children, one, edges or self.edges(args, kwargs), watch)
+                    self._arm_single(call, node, children, one, edges or self._edges(args, kwargs), watch)
                     return
         roots, passed = _nodes(result, sequence)
         if not roots:
@@ -175,7 +201,7 @@ class BackwardTap:
                 self._arm_passed(call, node, outputs)
             return
         if edges is None:
-            edges = self.edges(args, kwargs)
+            edges = self._edges(args, kwargs)
         if len(roots) == 1:
             ((node, outputs),) = roots.items()
             children = node.next_functions
@@ -187,11 +213,14 @@ class BackwardTap:
     def finish_pass(self, *, all_threads: bool = False) -> None:
         """Closes what is still open once the outermost backward pass of a thread is over: some edges never carry a
         gradient. With `all_threads`, what any thread has open: the step ends."""
-        if torch._C._current_graph_task_id() != -1 or not self._unfinished or not self.observer.active:
+        if torch._C._current_graph_task_id() != -1 or not self.observer.active:
             return
         state = self.observer.state()
         entered = self.observer.enter(state)
         try:
+            if self._fast is not None:
+                with _no_functions():
+                    self._fast.finish_pass(None if all_threads else state)
             for gradients in list(self._unfinished.values()):
                 if all_threads or gradients.thread == state.number:
                     self._finish(gradients)
@@ -233,11 +262,18 @@ class BackwardTap:
             turn = used.get(key, 0)
             used[key] = turn + 1
             slots.append(paths[min(turn, len(paths) - 1)] if paths else None)
-        hook = _AfterNode(self.observer, _forward(call), outputs, tuple(slots))
+        hook = self._hook(call, outputs, tuple(slots))
         node.register_hook(hook)
         self._anchor(node, hook)
         if watch:
             self._watch(call, node)
+
+    def _hook(
+        self, call: OpenCall, outputs: dict[int, Path], slots: tuple[Path | None, ...], *, gaps: bool = False
+    ) -> Any:
+        if self._fast is not None:
+            return self._fast.hook(call, outputs, slots, gaps)
+        return (_AfterNodeWithGaps if gaps else _AfterNode)(self.observer, _forward(call), outputs, slots)
 
     # --- several nodes ------------------------------------------------------------------------------------------
 
@@ -365,7 +401,7 @@ class BackwardTap:
         call: OpenCall,
         sequence: int,
         edges: Edges | None,
-        args: Iterable[Any],
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
         watch: bool,
@@ -376,11 +412,11 @@ class BackwardTap:
             return
         children = first.next_functions
         if len(roots) > 1 or (roots and not _all_older(children, sequence)):
-            edges = self.edges(args, kwargs) if edges is None else edges
+            edges = self._edges(args, kwargs) if edges is None else edges
             self._arm_several(call, sequence, roots, edges, watch, first)
             return
         places = tuple((place,) for place in range(len(children)))
-        hook = _AfterNodeWithGaps(self.observer, _forward(call), _numbered(first), places)
+        hook = self._hook(call, _numbered(first), places, gaps=True)
         first.register_hook(hook)
         self._anchor(first, hook)
         if watch and roots:

@@ -36,7 +36,7 @@ def _times(value, factor):
     return product
 
 
-@triton.jit(do_not_specialize=["address", "places", "residues", "row", "words", "span", "weights"])
+@triton.jit(do_not_specialize=["address", "places", "residues", "row", "nbytes", "words", "span", "weights"])
 def residue(
     address: tl.int64, places: tl.int64, residues: tl.int64, row: tl.int64, nbytes: tl.int64, words: tl.int64,
     span: tl.int64, weights: tl.int64,

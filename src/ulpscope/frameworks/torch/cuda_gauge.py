@@ -24,12 +24,19 @@ from ulpscope.frameworks.torch.cuda_launch import Launch
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
 from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS, rows_of
 from ulpscope.frameworks.torch.cuda_tables import SketchTables
+from ulpscope.store.tables import UNKNOWN
+
+try:
+    from ulpscope import _taps
+except ImportError:
+    _taps = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
 IN_GRAPH = "queued while a CUDA graph was captured: it is computed at each replay, which nobody sees"
 _ROWS = 512
-_PARTS = 20 << 10
+# Room for the parts of answers: of the first stream, which is nearly always the only one, and of any other.
+_PARTS, _OTHER_PARTS = 96 << 10, 20 << 10
 _BATCHES = 4
 # Answers in each half of the memory they come back to.
 _MAIL = 1024
@@ -93,8 +100,9 @@ class Plan:
 class _Batch:
     """Room for the answers of up to `_ROWS` tensors on one stream. Its order lets the next ones in once they are copied."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.parts = torch.empty(_PARTS, ANSWER, dtype=torch.int64, device=device)
+    def __init__(self, device: torch.device, room: int) -> None:
+        self.room = room
+        self.parts = torch.empty(room, ANSWER, dtype=torch.int64, device=device)
         self.segments = torch.empty(_ROWS, 2, dtype=torch.int64, device=device)
         self.rows = torch.empty(_ROWS, ANSWER, dtype=torch.int64, device=device)
         self.places = torch.empty(_ROWS, 2, dtype=torch.int64, device=device)
@@ -154,6 +162,25 @@ class CudaGauge:
         self._pool_bytes = pool_bytes
         self._batches: dict[int, _Batch] = {}
         self._mail: list[_Mail] = []
+        # The batch of the stream that was measured last, for C, which goes on with it.
+        self.lane: Any = None
+        if _taps is not None and self._on_cuda and self._simple:
+            ask = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream, self._index
+            self.lane = _taps.Lane(*ask, UNKNOWN, self._checked, _ROWS)
+
+    def recipe(self, plan: Plan) -> Any:
+        """A plan as C has it; None without C."""
+        if self.lane is None:
+            return None
+        residue = self._launch(self._kernels.residue) if self._checked and self._kernels is not None else None
+        programs, *sizes = plan.residues
+        weights = self._weights.data_ptr() if residue is not None else 0
+        has_wide = plan.wide is not None
+        return _taps.Recipe(
+            plan.launch and plan.launch.for_c, plan.programs if plan.launch else 0, plan.scalars if plan.launch else (),
+            plan.wide and plan.wide.for_c, plan.wide_programs if has_wide else 0, plan.wide_scalars if has_wide else (),
+            residue and residue.for_c, programs, (*sizes, weights), plan.room, plan.direct, plan.about,
+        )  # fmt: skip
 
     def plan(self, value: Tensor, dtype: DType) -> Plan:
         """How to measure tensors like this one. Raises RuntimeError while a graph is captured."""
@@ -222,6 +249,7 @@ class CudaGauge:
     def _reach(self, blocks: int) -> None:
         """Makes the tables long enough."""
         if blocks > self._tables.blocks:
+            self._unbind()
             self._tables.reach(blocks)
             tables = self._tables
             self._table_addresses = tables.signs.data_ptr(), tables.turns.data_ptr()
@@ -239,13 +267,14 @@ class CudaGauge:
         """Queues the measuring of a tensor as it is now; returns the number of its row. Raises RuntimeError while a
         graph is captured."""
         stream = 0
+        self._unbind()
         if self._on_cuda:
             _refuse_graphs()
             stream = torch._C._cuda_getCurrentRawStream(self._index)
         batch = self._batches.get(stream)
         if batch is None:
             batch = self._new_batch(stream)
-        elif len(batch.numbers) >= _ROWS or batch.used + plan.room > _PARTS:
+        elif len(batch.numbers) >= _ROWS or batch.used + plan.room > batch.room:
             self._send(stream)
         if self._simple and plan.direct and pointer % 4 == 0:
             self._launch_measure(pointer, plan, batch, stream)
@@ -258,7 +287,16 @@ class CudaGauge:
         batch.used += plan.room
         batch.numbers.append(number)
         batch.about.append(plan.about)
+        if self.lane is not None:
+            places = (*batch.addresses, *batch.residue_addresses, *self._table_addresses, *self._list_addresses)
+            self.lane.bind(stream, batch.used, batch.room, batch.numbers, batch.about, *places)
         return number
+
+    def _unbind(self) -> None:
+        """Takes the batch back from C."""
+        if self.lane is not None and self.lane.bound:
+            self._batches[self.lane.stream].used = self.lane.used
+            self.lane.bound = False
 
     def finish(self) -> None:
         """Waits for every answer and fills in its row."""
@@ -327,7 +365,7 @@ class CudaGauge:
         with torch.no_grad(), _no_dispatch():
             current = torch.cuda.current_stream(self._device) if self._on_cuda else None
             if len(self._batches) < _BATCHES:
-                batch = _Batch(self._device)
+                batch = _Batch(self._device, _OTHER_PARTS if self._batches else _PARTS)
             else:
                 oldest = next(iter(self._batches))
                 self._send(oldest)
@@ -339,6 +377,7 @@ class CudaGauge:
 
     def _send(self, stream: int) -> None:
         """Queues the copying of a batch's answers, after which the batch is empty."""
+        self._unbind()
         batch = self._batches[stream]
         count = len(batch.numbers)
         if not count:

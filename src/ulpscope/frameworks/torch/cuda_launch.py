@@ -6,12 +6,17 @@ from typing import Any
 
 import torch
 
+try:
+    from ulpscope import _taps
+except ImportError:
+    _taps = None  # type: ignore[assignment]
+
 
 class Launch:
     """One kernel with its constants on one device. The first call compiles it; `direct` says whether the later ones may
     go past Triton's front end."""
 
-    __slots__ = ("_before", "_constants", "_device", "_direct", "_kernel", "_run")
+    __slots__ = ("_before", "_constants", "_device", "_direct", "_kernel", "_run", "for_c")
 
     def __init__(self, kernel: Any, constants: tuple[Any, ...], device: torch.device, *, direct: bool) -> None:
         self._kernel = kernel
@@ -20,6 +25,8 @@ class Launch:
         self._direct = direct
         self._run: Any = None
         self._before: tuple[Any, ...] = ()
+        # The same kernel, to be launched from C; it has no function until it is compiled.
+        self.for_c = None if _taps is None else _taps.Kernel()
 
     def __call__(self, programs: int, stream: int, *arguments: int) -> None:
         if self._run is not None:
@@ -40,4 +47,8 @@ class Launch:
             flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
             self._before = (made.function, *flags, made.packed_metadata, None, None, None)
             run = inner
+            if self.for_c is not None and not any(flags):
+                metadata = made.metadata
+                self.for_c.threads, self.for_c.shared = 32 * metadata.num_warps, metadata.shared
+                self.for_c.function = made.function if getattr(metadata, "num_ctas", 1) == 1 else 0
         self._run = run

@@ -26,6 +26,11 @@ from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_out
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Role
 
+try:
+    from ulpscope import _taps
+except ImportError:
+    _taps = None  # type: ignore[assignment]
+
 _OVERRIDES = torch.overrides.__file__
 _tracing = torch._C._get_tracing_state
 _excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -58,6 +63,9 @@ def _has_zeros(args: tuple[Any, ...]) -> bool:
 class CallMode(TorchFunctionMode):
     """The mode of one thread. `records` is False where only the module level is wanted: then it just looks out for
     writes behind torch's back."""
+
+    tap: FunctionTap
+    state: ThreadState
 
     def __init__(self, tap: FunctionTap, state: ThreadState) -> None:
         super().__init__()
@@ -94,6 +102,18 @@ class CallMode(TorchFunctionMode):
         return tap.run_recorded(state, api, func, types, args, kwargs)
 
 
+if _taps is not None:
+
+    class FastMode(_taps.Mode, CallMode):  # type: ignore[misc]
+        """The same with the usual calls done in C; the unusual ones come back to Python."""
+
+        slow = CallMode.__torch_function__
+
+        def __init__(self, fast: Any, tap: FunctionTap, state: ThreadState) -> None:
+            _taps.Mode.__init__(self, fast, state)
+            CallMode.__init__(self, tap, state)
+
+
 class FunctionTap:
     """Turns torch calls into opened and closed calls of the observer."""
 
@@ -116,6 +136,16 @@ class FunctionTap:
         self._kernels = kernels
         self._vendor = vendor
         self.names = ApiNames(as_msprobe=as_msprobe)
+        fast = observer.fast
+        self._fast = None if kernels or vendor is not None else fast
+        if fast is not None:
+            fast.give(
+                tap=self, backward=backward, names=self.names, apis=self.names.known, on_module=not records,
+                node_order=as_msprobe,
+            )  # fmt: skip
+
+    def mode(self, state: ThreadState) -> CallMode:
+        return CallMode(self, state) if self._fast is None else FastMode(self._fast, self, state)
 
     def run_sharing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)

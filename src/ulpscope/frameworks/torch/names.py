@@ -244,7 +244,7 @@ _DISPATCHER = torch._jit_internal.__file__  # stands between a functional with a
 class Api:
     """One torch function: its kind and name in a dump and how it is treated."""
 
-    __slots__ = ("kind", "mutates", "name", "pending_inputs", "pending_outputs", "signed", "treatment", "unseen")
+    __slots__ = ("fast", "kind", "mutates", "name", "pending_inputs", "pending_outputs", "signed", "treatment", "unseen")
 
     def __init__(self, kind: str, name: str, treatment: int) -> None:
         self.kind = kind
@@ -260,6 +260,10 @@ class Api:
         self.mutates = (
             (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         )
+        # For _modes.c: what it can do by itself, and what it must look at.
+        unusual = self.mutates or self.pending_inputs or self.pending_outputs or self.unseen is not None
+        quick = treatment == NORMAL and kind != "Aten" and not unusual
+        self.fast = (treatment == IGNORED) | quick << 1 | self.signed << 2 | (kind == "Functional") << 3
 
 
 class ApiNames:
@@ -271,24 +275,42 @@ class ApiNames:
     def __init__(self, *, as_msprobe: bool = False) -> None:
         self._as_msprobe = as_msprobe
         self.written = Spelling(frozenset(body.__wrapped__.__code__ for body in _BODIES.values()) if as_msprobe else ())
-        self._apis: dict[Any, Api] = {}
+        # What was found so far.
+        self.known: dict[Any, Api] = {}
         for kind, space in (("Functional", torch.nn.functional), ("Init", torch.nn.init)):
             for name, function in vars(space).items():
                 if callable(function) and not isinstance(function, type) and not name.startswith("__"):
-                    self._apis.setdefault(function, self._made(kind, name))
+                    self.known.setdefault(function, self._made(kind, name))
 
     def of(self, function: Any) -> Api:
         try:
-            found = self._apis.get(function)
+            found = self.known.get(function)
         except TypeError:
             return self._find(function)
         if found is None:
-            found = self._apis[function] = self._find(function)
+            found = self.known[function] = self._find(function)
         return found
 
     def spelling(self, api: Api, frame: types.FrameType | None, args: tuple[Any, ...]) -> str:
         """The name of a Tensor method as the caller wrote it: `__add__` for a plus sign, `add` for a method call."""
         return self.written.sign(frame, args, in_place=api.name.endswith("_")) or api.name
+
+    def site_sign(self, frame: types.FrameType) -> str | bool | None:
+        """The sign that a running frame stands on, None where there is none; False where that does not tell the name."""
+        return self.written.site_sign(frame)
+
+    def call_shape(self, frame: types.FrameType) -> tuple[int, tuple[str, ...]] | None:
+        return self.written.call_shape(frame)
+
+    def code_class(self, code: types.CodeType) -> int:
+        """For _modes.c: whose code it is."""
+        file = code.co_filename
+        return (
+            (file == torch.overrides.__file__)
+            | (file == FUNCTIONALS) << 1
+            | self.written.is_torch(code) << 2
+            | (file == _DISPATCHER) << 3
+        )
 
     def positions(
         self, frame: types.FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]

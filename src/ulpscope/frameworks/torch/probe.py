@@ -18,7 +18,7 @@ from ulpscope.frameworks.torch.codeswap import CodeSwap
 from ulpscope.frameworks.torch.collective_tap import CollectiveTap
 from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
-from ulpscope.frameworks.torch.function_tap import CallMode, FunctionTap
+from ulpscope.frameworks.torch.function_tap import FunctionTap
 from ulpscope.frameworks.torch.module_tap import ModuleTap
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
@@ -99,7 +99,7 @@ class TorchProbe:
         dispatch = DispatchTap(observer, measurer, below)
         self._threads = ThreadTap(
             observer,
-            lambda state: CallMode(self._functions, state),
+            self._functions.mode,
             (kernel_mode or (lambda state: KernelMode(dispatch, state))) if kernels else None,
             self.backward.finish_pass,
         )

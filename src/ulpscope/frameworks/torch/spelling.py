@@ -44,7 +44,7 @@ class Spelling:
 
     def sign(self, frame: types.FrameType | None, args: tuple[Any, ...], *, in_place: bool) -> str | None:
         """`__add__`, `__radd__` or `__iadd__` when an operator sign called a Tensor method; None for a plain call."""
-        while frame is not None and frame.f_code.co_filename in _TORCH_FILES and frame.f_code not in self._bodies:
+        while frame is not None and self.is_torch(frame.f_code):
             frame = frame.f_back
         if frame is None:
             return None
@@ -59,6 +59,18 @@ class Spelling:
         if sign in _REFLECTED and plain and _is_reflected(frame, left, right, args[0]):
             return _REFLECTED[sign]
         return sign
+
+    def is_torch(self, code: types.CodeType) -> bool:
+        """Whether code only stands between the caller and torch."""
+        return code.co_filename in _TORCH_FILES and code not in self._bodies
+
+    def site_sign(self, frame: types.FrameType) -> str | bool | None:
+        self._read(frame.f_code)
+        found = self._signs.get((id(frame.f_code), frame.f_lasti))
+        if found is None:
+            return None
+        sign = found[0]
+        return False if sign.startswith("__i") and sign != "__invert__" else sign
 
     def call_shape(self, frame: types.FrameType) -> tuple[int, tuple[str, ...]] | None:
         """How many arguments the call under way in a frame has by position, and which by keyword; None if unknown."""

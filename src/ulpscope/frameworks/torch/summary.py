@@ -7,6 +7,7 @@ runs for an ordinary CPU tensor; for the odd ones it runs with every mode of the
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import weakref
@@ -33,6 +34,7 @@ NONE = 0xFFFFFFFF
 identity = object.__hash__
 _CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _SWEEP = 10_000
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 # Pinned memory through which full tensors leave a device; also the largest that can be taken.
 _POOL = 1 << 30
 _ENORMOUS = 1 << 32
@@ -47,8 +49,12 @@ _Seen = tuple[Any, int, int, bool, tuple[int, Any, int], tuple[int, int, int]]
 class _Meta:
     """One kind of tensor: everything that follows from dtype, shape, stride and device alone."""
 
-    __slots__ = ("code", "extent", "itemsize", "layout", "nbytes", "number", "plain", "plan", "shape", "stride")
+    __slots__ = (
+        "code", "extent", "facts", "itemsize", "lane", "layout", "nbytes", "number", "plain", "plan", "recipe", "shape", "stride",
+    )  # fmt: skip
 
+    # What it is, as JSON, and the number of that.
+    facts: str
     number: int
     plain: bool
     code: int
@@ -60,6 +66,9 @@ class _Meta:
     layout: tuple[Any, ...]
     # How a device measures it; None for memory of the CPU.
     plan: Plan | None
+    # The same for C.
+    lane: Any
+    recipe: Any
 
 
 class TorchMeasurer:
@@ -77,9 +86,32 @@ class TorchMeasurer:
         self._payloads = payloads
         self._reuse = reuse
         self._gauges: dict[int, CudaGauge] = {}
+        self._fast: Any = None
+        self._rewritten: dict[int, int] = {}
         # Told what the reader of the dump should know.
         self.note: Callable[[str], None] = log.info
         self.begin_step()
+
+    def use(self, fast: Any) -> None:
+        fast.give(
+            reuse=self._reuse,
+            rewritten=self._rewritten,
+            wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
+            measure=None if self._payloads else native.measure,
+            measure_flags=self._flags,
+            others={torch.dtype, torch.device, torch.Size, torch.memory_format, type(...)},
+            tensor=Tensor,
+            parameter=Parameter,
+            transform=torch._C._functorch.maybe_current_level,
+            tracing=torch._C._get_tracing_state,
+            grad_enabled=torch.is_grad_enabled,
+            sequence=torch._C._autograd._get_sequence_nr,
+            no_functions=torch._C.DisableTorchFunction,
+            excluded=functools.partial(torch._C._dispatch_tls_is_dispatch_key_excluded, _AUTOGRAD),
+            inference=torch.is_inference_mode_enabled,
+        )
+        self._fast = fast
+        self.row = fast.row  # type: ignore[method-assign]
 
     def begin_step(self) -> None:
         """Forgets everything: numbers belong to one dump."""
@@ -88,7 +120,7 @@ class TorchMeasurer:
         self._seen: dict[int, _Seen] = {}
         self._scalars: dict[Any, tuple[int, int, int]] = {}
         self._known: dict[Any, tuple[Any, int, int, int]] = {}
-        self._rewritten: dict[int, int] = {}
+        self._rewritten.clear()
         self._stored: dict[bytes, tuple[int, int]] = {}
         self._distrusted: set[int] = set()
         self._sweep_at = _SWEEP
@@ -106,6 +138,8 @@ class TorchMeasurer:
         self._known.clear()
         self._seen.clear()
         self._fresh.clear()
+        if self._fast is not None:
+            self._fast.forget_values()
 
     def leaves(self, value: Any) -> Iterator[tuple[Path, Any]]:
         return tensors.leaves(value)
@@ -115,6 +149,10 @@ class TorchMeasurer:
 
         `produced`: an operator of torch has just returned it, so that its memory is torch's own.
         """
+        return self.plain_row(value, produced)
+
+    def plain_row(self, value: Any, produced: bool = False) -> tuple[int, int, int]:
+        """As `row`, without the C extension."""
         kind = type(value)
         if kind is Tensor or kind is Parameter:
             seen = self._seen.get(identity(value))
@@ -129,10 +167,11 @@ class TorchMeasurer:
                     return meta.number, self._measure(value, meta, produced), NONE
             except (RuntimeError, NotImplementedError, TypeError, AttributeError):
                 pass
-            return self._odd(value)
-        if isinstance(value, Tensor):
-            return self._odd(value)
-        return self._scalar(value)
+        return self.other(value)
+
+    def other(self, value: Any) -> tuple[int, int, int]:
+        """The numbers of what is not an ordinary tensor."""
+        return self._odd(value) if isinstance(value, Tensor) else self._scalar(value)
 
     def _unchanged(self, value: Tensor, seen: _Seen) -> bool:
         if self._distrusted or self._rewritten:
@@ -169,7 +208,7 @@ class TorchMeasurer:
             if isinstance(value, Tensor) and type(value).__name__ != "FakeTensor":
                 try:
                     with torch._C.DisableTorchFunction():
-                        self._distrusted.add(value.untyped_storage().data_ptr())
+                        self._distrust(value.untyped_storage().data_ptr())
                 except Exception:  # the hook border: a tensor without storage has nothing to distrust
                     continue
 
@@ -178,6 +217,13 @@ class TorchMeasurer:
         self._known = {place: known for place, known in self._known.items() if place[0] != identity(value)}
         self._fresh.pop(identity(value), None)
         self._seen.pop(identity(value), None)
+        if self._fast is not None:
+            self._fast.release(value)
+
+    def _distrust(self, memory: int) -> None:
+        self._distrusted.add(memory)
+        if self._fast is not None:
+            self._fast.distrust(memory)
 
     # --- ordinary tensors ---------------------------------------------------------------------------------------
 
@@ -197,19 +243,8 @@ class TorchMeasurer:
             if number is not None:
                 return number
         if not produced:
-            # Asking makes torch keep a Python object for the storage: not done for each result of an operator.
-            storage = value.untyped_storage()
-            if meta.nbytes and storage.nbytes() < (offset + meta.extent) * meta.itemsize:
-                raise RuntimeError("no storage")
-            if reusable and not storage.resizable():
-                # Memory that numpy shares cannot be resized, and can be written without our knowledge.
-                self._distrusted.add(memory)
-                reusable = False
-        if meta.plan is not None:
-            number = self._gauges[value.get_device()].measure(value, pointer, meta.plan)
-        else:
-            payload = self._payload(pointer, meta) if self._payloads else None
-            number = self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
+            reusable = self.trusts(value, meta, memory, reusable)
+        number = self.take(value, pointer, meta)
         if reusable:
             if len(self._known) + len(self._seen) > self._sweep_at:
                 self._sweep()
@@ -222,6 +257,25 @@ class TorchMeasurer:
             else:
                 self._known[identity(owner), offset, meta.layout] = (reference, version, number, writes)
         return number
+
+    def trusts(self, value: Tensor, meta: _Meta, memory: int, reusable: bool) -> bool:
+        """Whether a tensor that torch has not just returned need not be measured again. Raises RuntimeError where it has no
+        memory. Asking makes torch keep a Python object for the storage: not done for each result of an operator."""
+        storage = value.untyped_storage()
+        if meta.nbytes and storage.nbytes() < (int(value.storage_offset()) + meta.extent) * meta.itemsize:
+            raise RuntimeError("no storage")
+        if reusable and not storage.resizable():
+            # Memory that numpy shares cannot be resized, and can be written without our knowledge.
+            self._distrust(memory)
+            return False
+        return reusable
+
+    def take(self, value: Tensor, pointer: int, meta: _Meta) -> int:
+        """Measures a tensor as it is now; returns the number of its row."""
+        if meta.plan is not None:
+            return self._gauges[value.get_device()].measure(value, pointer, meta.plan)
+        payload = self._payload(pointer, meta) if self._payloads else None
+        return self._sink.add_measure(pointer, meta.code, meta.shape, meta.stride, self._flags, payload)
 
     def _known_number(self, owner: Tensor, offset: int, layout: Any, version: int, writes: int) -> int | None:
         """The measure of this part of a tensor, if it was taken and nobody has written since."""
@@ -257,10 +311,13 @@ class TorchMeasurer:
         on_device = value.is_cuda
         meta.plain = dtype is not None and value.layout is torch.strided and (on_device or value.device.type == "cpu")
         meta.plain = meta.plain and not value.is_conj() and not value.is_quantized and not is_enormous(value)
-        meta.plan = None
+        meta.plan = meta.lane = meta.recipe = None
         if on_device and meta.plain and dtype is not None and value.numel():
-            meta.plan = self._gauge(value).plan(value, dtype)
-        meta.number = self._text({"type": tensors.type_name(value), **_describe(value)})
+            gauge = self._gauge(value)
+            meta.plan = gauge.plan(value, dtype)
+            meta.lane, meta.recipe = gauge.lane, gauge.recipe(meta.plan)
+        meta.facts = _json({"type": tensors.type_name(value), **_describe(value)})
+        meta.number = self._number(meta.facts)
         if dtype is not None:
             meta.code, meta.itemsize = dtype.code, dtype.itemsize
             meta.nbytes = value.numel() * dtype.itemsize
@@ -314,8 +371,8 @@ class TorchMeasurer:
             key = (kind, value, str(value)) if kind is float and not value else (kind, value)
             found = self._scalars.get(key)
             if found is None:
-                numbers = self._text({"type": tensors.type_name(value)}), self._text({"value": tensors.scalar(value)})
-                found = self._scalars[key] = (numbers[0], NONE, numbers[1])
+                kind_text, text = self.scalar_texts(value)
+                found = self._scalars[key] = (self._number(kind_text), NONE, self._number(text))
             return found
         facts = {"type": tensors.type_name(value)}
         if isinstance(value, Unrecordable):
@@ -323,12 +380,23 @@ class TorchMeasurer:
         plain = tensors.scalar(value)
         return self._text(facts), NONE, NONE if plain is None else self._text({"value": plain})
 
+    def scalar_texts(self, value: Any) -> tuple[str, str]:
+        """The type and the value of a plain value, as JSON."""
+        return _json({"type": tensors.type_name(value)}), _json({"value": tensors.scalar(value)})
+
     def _text(self, content: Any) -> int:
-        text = json.dumps(content, ensure_ascii=True, allow_nan=False)
+        return self._number(_json(content))
+
+    def _number(self, text: str) -> int:
+        if self._fast is not None:
+            return int(self._fast.text(text))
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = self._sink.add_string(text)
         return found
+
+
+_json = json.JSONEncoder(allow_nan=False).encode
 
 
 def unread_output(api: Api) -> str | None:

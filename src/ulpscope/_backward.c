@@ -1,0 +1,623 @@
+/* Gradients of one call, taken from the autograd nodes that the call itself created; backward.py says how, and does the
+ * same without this file. */
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030a0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include "_taps.h"
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+
+static const uint64_t LEAF = 0xFFFFFFFFFFFFFFFFu;
+static const char LATE[] = "a backward pass ran after stop() and was not recorded; stop after it";
+enum { MOST_DEEP = 4 };
+
+/* What a backward record needs of its forward call. */
+typedef struct {
+    PyObject *kind, *name, *module;
+    long long facts[5]; /* index, epoch, seq, parent, stack */
+} Forward;
+static Forward forward_of(const Call *c) {
+    return (Forward){Py_NewRef(c->kind), Py_NewRef(c->name), Py_NewRef(c->module), {c->index, c->epoch, c->seq, c->parent, c->stack}};
+}
+static void forward_drop(Forward *w) {
+    Py_CLEAR(w->kind);
+    Py_CLEAR(w->name);
+    Py_CLEAR(w->module);
+}
+
+/* Our own code inside a node: 1 when it may run; 0 when not, which is no error. */
+typedef struct {
+    State *state;
+    PyObject *unheard;
+} Inside;
+static int inside(Fast *f, Inside *in) {
+    int active = truth_of(GET(f->given[RECORDER], ACTIVE));
+    if (active <= 0) return active || tell(f, LATE) ? -1 : 0;
+    in->state = state_here(f);
+    int entered = in->state ? enter(f, in->state) : -1;
+    if (entered <= 0) return entered;
+    in->unheard = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]);
+    PyObject *done = in->unheard ? ASK(in->unheard, ENTER) : NULL;
+    if (!done) {
+        Py_CLEAR(in->unheard);
+        leave(f, in->state);
+        return -1;
+    }
+    Py_DECREF(done);
+    return 1;
+}
+static PyObject *outside(Fast *f, Inside *in, const Forward *w, int failed) {
+    if (failed) failed = border(f, w->kind, w->name, 1);
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyObject *done = PyObject_CallMethodObjArgs(in->unheard, word[EXIT], Py_None, Py_None, Py_None, NULL);
+    Py_XDECREF(done), Py_DECREF(in->unheard);
+    PyErr_Restore(kind, error, trace);
+    leave(f, in->state);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* --- a call made of one node ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    Fast *fast;
+    Forward forward;
+    PyObject *outputs, *slots, *weak;
+    long long again;
+    int output, gaps; /* without outputs: the one output, which is shown at the first place */
+} Hook;
+
+static Hook *new_hook(Fast *f, const Call *c, int output, PyObject *outputs, PyObject *slots, int gaps) {
+    Hook *h = (Hook *)PyType_GenericAlloc(hook_type, 0);
+    if (!h) return NULL;
+    h->fast = (Fast *)Py_NewRef((PyObject *)f);
+    h->forward = forward_of(c);
+    h->outputs = Py_XNewRef(outputs), h->slots = Py_NewRef(slots);
+    h->output = output, h->gaps = gaps;
+    return h;
+}
+static int show_outputs(Fast *f, Call *c, PyObject *outputs, int output, PyObject *grads, int gaps) {
+    Py_ssize_t given = PyTuple_Size(grads), at = 0;
+    if (!outputs) {
+        PyObject *grad = output < given ? PyTuple_GetItem(grads, output) : Py_None;
+        return (grad != Py_None || gaps) && output < given ? show(f, c, INPUT, NULL, 0, grad, NULL, 1) : 0;
+    }
+    PyObject *number, *path;
+    while (PyDict_Next(outputs, &at, &number, &path)) {
+        Py_ssize_t place = PyLong_AsSsize_t(number);
+        PyObject *grad = place < given ? PyTuple_GetItem(grads, place) : NULL;
+        if (grad && (grad != Py_None || gaps) && show(f, c, INPUT, path, 0, grad, NULL, 1)) return -1;
+    }
+    return 0;
+}
+static int hook_show(Hook *h, State *s, PyObject *in, PyObject *out) {
+    Fast *f = h->fast;
+    Call *c = open_backward(f, s, h->forward.kind, h->forward.name, h->forward.facts, h->forward.module, h->again++);
+    if (!c) return -1;
+    int failed = show_outputs(f, c, h->outputs, h->output, out, h->gaps);
+    Py_ssize_t left = PyTuple_Size(in), slots = PyTuple_Size(h->slots);
+    for (Py_ssize_t at = 0; !failed && at < slots && at < left; at++) {
+        PyObject *path = PyTuple_GetItem(h->slots, at), *grad = PyTuple_GetItem(in, at);
+        if (path != Py_None && (grad != Py_None || h->gaps)) failed = show(f, c, OUTPUT, path, 0, grad, NULL, 1);
+    }
+    failed = failed || close_call(f, c);
+    Py_DECREF(c);
+    return failed ? -1 : 0;
+}
+static PyObject *hook_call(Hook *h, PyObject *args, PyObject *kwargs) {
+    PyObject *in, *out;
+    Inside here = {0};
+    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &in, &PyTuple_Type, &out)) return NULL;
+    int entered = inside(h->fast, &here);
+    if (entered > 0) return outside(h->fast, &here, &h->forward, hook_show(h, here.state, in, out));
+    if (entered < 0) return NULL;
+    Py_RETURN_NONE;
+}
+static void hook_dealloc(Hook *h) {
+    PyTypeObject *type = Py_TYPE(h);
+    if (h->weak) PyObject_ClearWeakRefs((PyObject *)h);
+    forward_drop(&h->forward);
+    Py_XDECREF(h->fast), Py_XDECREF(h->outputs), Py_XDECREF(h->slots);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(h);
+    Py_DECREF(type);
+}
+static PyMemberDef hook_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Hook, weak), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyType_Slot hook_slots[] = {{Py_tp_dealloc, hook_dealloc}, {Py_tp_call, hook_call}, {Py_tp_members, hook_members}, {0, NULL}};
+PyType_Spec hook_spec = {"ulpscope._taps.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT, hook_slots};
+
+/* --- a call made of several nodes -------------------------------------------------------------------------------- */
+
+/* The gradient of an argument: how many edges bring a part of it, how many have still to come, the sum so far. */
+typedef struct {
+    PyObject *path, *sum;
+    int edges, waiting;
+} Share;
+/* What has arrived of one backward of a call. */
+typedef struct Pass {
+    PyObject_HEAD
+    Fast *fast;
+    Forward forward;
+    Share *shares;
+    size_t count, room;
+    int expected, left;
+    Call *open;
+    long long thread, again;
+    struct Pass *next; /* of those that are open */
+    PyObject *weak;
+} Pass;
+/* The hook of one node of it: before a root, with its outputs; behind a node that edges leave, with places and shares. */
+typedef struct {
+    PyObject_HEAD
+    Pass *pass;
+    PyObject *outputs;
+    int output;
+    int *places; /* pairs: place, share */
+    size_t count, room;
+} Part;
+
+static void pass_reset(Pass *p) {
+    p->left = p->expected;
+    for (size_t i = 0; i < p->count; i++) {
+        p->shares[i].waiting = p->shares[i].edges;
+        Py_CLEAR(p->shares[i].sum);
+    }
+    Py_CLEAR(p->open);
+}
+static void unlink_pass(Pass *p) {
+    for (Pass **at = &p->fast->unfinished; *at; at = &(*at)->next)
+        if (*at == p) {
+            *at = p->next;
+            p->next = NULL;
+            Py_DECREF(p);
+            return;
+        }
+}
+void drop_passes(Fast *f) {
+    while (f->unfinished) unlink_pass(f->unfinished);
+}
+/* Shows what is left and stores the call. */
+static int pass_finish(Pass *p) {
+    Fast *f = p->fast;
+    Call *c = p->open;
+    int failed = 0;
+    p->open = NULL;
+    for (size_t i = 0; c && !failed && i < p->count; i++)
+        if (p->shares[i].sum) failed = show(f, c, OUTPUT, p->shares[i].path, 0, p->shares[i].sum, NULL, 1);
+    failed = failed || (c && close_call(f, c));
+    Py_XDECREF(c);
+    pass_reset(p);
+    unlink_pass(p); /* which may be the last that holds it */
+    return failed ? -1 : 0;
+}
+/* An argument used twice inside the call gets the sum of both gradients; it is shown when the last has come. */
+static int pass_add(Pass *p, Share *share, PyObject *grad) {
+    int left = --share->waiting, failed = 0;
+    PyObject *sum = share->sum, *whole;
+    share->sum = NULL;
+    if (grad == Py_None) whole = sum;
+    else if (!sum) whole = Py_NewRef(grad);
+    else {
+        whole = PyObject_CallFunctionObjArgs(p->fast->given[ADD], sum, grad, NULL);
+        Py_DECREF(sum);
+        if (!whole) return -1;
+    }
+    if (whole && left > 0 && grad != Py_None) share->sum = whole;
+    else if (whole) {
+        failed = show(p->fast, p->open, OUTPUT, share->path, 0, whole, NULL, 1);
+        Py_DECREF(whole);
+    }
+    return failed;
+}
+static int part_show(Part *part, State *s, PyObject *grads) {
+    Pass *p = part->pass;
+    Fast *f = p->fast;
+    if (!p->open) {
+        p->open = open_backward(f, s, p->forward.kind, p->forward.name, p->forward.facts, p->forward.module, p->again);
+        if (!p->open) return -1;
+        p->again++;
+        p->thread = s->number;
+        p->next = f->unfinished, f->unfinished = (Pass *)Py_NewRef((PyObject *)p);
+    }
+    int failed = 0;
+    if (!part->places) failed = show_outputs(f, p->open, part->outputs, part->output, grads, 0);
+    for (size_t i = 0; !failed && i < part->count; i++) {
+        int place = part->places[2 * i];
+        failed = pass_add(p, p->shares + part->places[2 * i + 1], place < PyTuple_Size(grads) ? PyTuple_GetItem(grads, place) : Py_None);
+    }
+    return failed || (--p->left <= 0 && pass_finish(p)) ? -1 : 0;
+}
+static PyObject *part_call(Part *part, PyObject *args, PyObject *kwargs) {
+    PyObject *grads, *out = NULL;
+    Inside here = {0};
+    if (!PyArg_ParseTuple(args, "O!|O", &PyTuple_Type, &grads, &out)) return NULL;
+    Py_INCREF(part); /* and with it the pass, whatever runs inside */
+    int entered = inside(part->pass->fast, &here);
+    PyObject *result = entered > 0 ? outside(part->pass->fast, &here, &part->pass->forward, part_show(part, here.state, grads)) : entered ? NULL : Py_NewRef(Py_None);
+    Py_DECREF(part);
+    return result;
+}
+static void pass_dealloc(Pass *p) {
+    PyTypeObject *type = Py_TYPE(p);
+    if (p->weak) PyObject_ClearWeakRefs((PyObject *)p);
+    pass_reset(p);
+    for (size_t i = 0; i < p->count; i++) Py_XDECREF(p->shares[i].path);
+    free(p->shares);
+    forward_drop(&p->forward);
+    Py_XDECREF(p->fast);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(p);
+    Py_DECREF(type);
+}
+static void part_dealloc(Part *part) {
+    PyTypeObject *type = Py_TYPE(part);
+    free(part->places);
+    Py_XDECREF(part->pass), Py_XDECREF(part->outputs);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(part);
+    Py_DECREF(type);
+}
+static PyMemberDef pass_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Pass, weak), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyType_Slot pass_slots[] = {{Py_tp_dealloc, pass_dealloc}, {Py_tp_members, pass_members}, {0, NULL}};
+PyType_Spec pass_spec = {"ulpscope._taps.Pass", sizeof(Pass), 0, Py_TPFLAGS_DEFAULT, pass_slots};
+static PyType_Slot part_slots[] = {{Py_tp_dealloc, part_dealloc}, {Py_tp_call, part_call}, {0, NULL}};
+PyType_Spec part_spec = {"ulpscope._taps.Part", sizeof(Part), 0, Py_TPFLAGS_DEFAULT, part_slots};
+
+PyObject *fast_finish_pass(Fast *f, PyObject *state) {
+    for (;;) {
+        Pass *p = f->unfinished;
+        while (p && state != Py_None && p->thread != ((State *)state)->number) p = p->next;
+        if (!p) Py_RETURN_NONE;
+        Py_INCREF(p);
+        int failed = pass_finish(p) && border(f, p->forward.kind, p->forward.name, 1);
+        Py_DECREF(p);
+        if (failed) return NULL;
+    }
+}
+
+/* --- edges ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject *node, *path; /* the tensor itself where it is a leaf */
+    int64_t number;        /* -1 for a leaf */
+} Edge;
+struct Edges {
+    PyObject_HEAD
+    Edge *list;
+    size_t count, room;
+};
+static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek, int depth) {
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (type == f->given[TENSOR] || type == f->given[PARAMETER]) {
+        int wanted = truth_of(GET(value, REQUIRES_GRAD));
+        if (wanted <= 0) return wanted;
+        if (peek) { /* a view that was written: asking for its node makes torch rebuild it */
+            int view = truth_of(ASK(value, IS_VIEW));
+            if (view < 0) return -1;
+            if (view && number_of(GET(value, VERSION))) return PyErr_Occurred() ? -1 : 0;
+        }
+        PyObject *node = GET(value, GRAD_FN);
+        if (!node || grow(&e->list, &e->room, e->count + 1, sizeof *e->list)) { Py_XDECREF(node); return -1; }
+        Edge *edge = e->list + e->count++;
+        *edge = (Edge){node, Py_NewRef(path), -1};
+        if (node == Py_None) set_ref(&edge->node, Py_NewRef(value));
+        else edge->number = number_of(GET(value, OUTPUT_NR));
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) || PySlice_Check(value) || value == Py_Ellipsis) return 0;
+    if (depth == MOST_DEEP || !(PyTuple_CheckExact(value) || PyList_CheckExact(value))) return 1;
+    Py_ssize_t size = PySequence_Size(value);
+    for (Py_ssize_t at = 0; at < size; at++) {
+        PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at), *full = step ? PySequence_Concat(path, step) : NULL;
+        int status = item && full ? add_edge(f, e, item, full, peek, depth + 1) : -1;
+        Py_XDECREF(item), Py_XDECREF(step), Py_XDECREF(full);
+        if (status) return status;
+    }
+    return 0;
+}
+/* NULL without an error where only Python can walk the arguments. */
+static Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek) {
+    Edges *e = (Edges *)PyType_GenericAlloc(edges_type, 0);
+    PyObject *key, *value, *path;
+    int status = e ? 0 : -1;
+    for (Py_ssize_t at = 0, size = PyTuple_Size(args); !status && at < size; at++) {
+        if (is_leaf(f, value = PyTuple_GetItem(args, at)) && Py_TYPE(value) != (PyTypeObject *)f->given[TENSOR] && Py_TYPE(value) != (PyTypeObject *)f->given[PARAMETER]) continue;
+        path = Py_BuildValue("(n)", at);
+        status = path ? add_edge(f, e, value, path, peek, 0) : -1;
+        Py_XDECREF(path);
+    }
+    for (Py_ssize_t at = 0; !status && kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
+        path = PyTuple_Pack(1, key);
+        status = path ? add_edge(f, e, value, path, peek, 0) : -1;
+        Py_XDECREF(path);
+    }
+    if (status) {
+        Py_XDECREF(e);
+        return NULL;
+    }
+    return e;
+}
+static void edges_dealloc(Edges *e) {
+    PyTypeObject *type = Py_TYPE(e);
+    for (size_t i = 0; i < e->count; i++) Py_DECREF(e->list[i].node), Py_DECREF(e->list[i].path);
+    free(e->list);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(e);
+    Py_DECREF(type);
+}
+/* As backward.py has them. */
+static PyObject *edges_table(Edges *e, PyObject *none) {
+    PyObject *table = PyDict_New();
+    for (size_t i = 0; table && i < e->count; i++) {
+        Edge *edge = e->list + i;
+        PyObject *key = edge->number < 0 ? PyLong_FromVoidPtr(edge->node) : Py_BuildValue("(OL)", edge->node, (long long)edge->number);
+        PyObject *paths = key ? PyDict_GetItemWithError(table, key) : NULL, *made = paths ? Py_NewRef(paths) : PyList_New(0);
+        if (!key || !made || PyList_Append(made, edge->path) || (!paths && PyDict_SetItem(table, key, made))) Py_CLEAR(table);
+        Py_XDECREF(key), Py_XDECREF(made);
+    }
+    return table;
+}
+static PyMethodDef edges_methods[] = {{"table", (PyCFunction)edges_table, METH_NOARGS, "Paths by edge."}, {NULL, NULL, 0, NULL}};
+static PyType_Slot edges_slots[] = {{Py_tp_dealloc, edges_dealloc}, {Py_tp_methods, edges_methods}, {0, NULL}};
+PyType_Spec edges_spec = {"ulpscope._taps.Edges", sizeof(Edges), 0, Py_TPFLAGS_DEFAULT, edges_slots};
+
+/* Which argument an edge to `child` is: its place in the list, -1 for none, -2 after an error. `turn` counts how often it
+ * was met, where each may stand for one of several arguments. */
+static int find_edge(const Edges *e, PyObject *child, uint64_t sequence, PyObject *number, int turn) {
+    if (!e->count) return -1;
+    PyObject *target = child, *variable = NULL;
+    int64_t place = -1;
+    if (sequence == LEAF) {
+        if (!(target = variable = GET(child, VARIABLE))) return -2;
+    } else place = PyLong_AsLongLong(number);
+    int last = -1;
+    for (size_t i = 0; i < e->count; i++)
+        if (e->list[i].node == target && e->list[i].number == place) {
+            last = (int)i;
+            if (!turn--) break;
+        }
+    Py_XDECREF(variable);
+    return last;
+}
+
+/* --- arming ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject *node, *outputs; /* outputs NULL: number `output` at the first place */
+    int output;
+} Root;
+typedef struct {
+    PyObject **list;
+    size_t count, room;
+    Table met;
+} Nodes;
+static int meet(Nodes *nodes, PyObject *node) {
+    if (table_find(&nodes->met, (uint64_t)node, 0, 0)) return 0;
+    if (grow(&nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || table_put(&nodes->met, (uint64_t)node, 0, 0, 1)) return -1;
+    nodes->list[nodes->count++] = Py_NewRef(node);
+    return 0;
+}
+/* Every so-manieth node is held until what was built on it is gone: backward.py says why. */
+enum { SEGMENT = 997, WITNESSES = 8 };
+typedef struct Anchor {
+    struct Anchor *next;
+    PyObject *node, *above[WITNESSES];
+    int count;
+} Anchor;
+static void drop_anchor(Fast *f) {
+    Anchor *a = f->anchors;
+    f->anchors = a->next;
+    for (int i = 0; i < a->count; i++) Py_DECREF(a->above[i]);
+    Py_DECREF(a->node);
+    free(a);
+}
+void drop_anchors(Fast *f) {
+    while (f->anchors) drop_anchor(f);
+}
+static int hold(Fast *f, PyObject *node, PyObject *armed) {
+    Anchor *a = f->anchors;
+    if (a && a->count < WITNESSES) {
+        PyObject *weak = PyWeakref_NewRef(armed, NULL);
+        if (!weak) return -1;
+        a->above[a->count++] = weak;
+    } else while ((a = f->anchors) && a->count == WITNESSES) {
+        int alive = 0;
+        for (int i = 0; i < WITNESSES; i++) alive += PyWeakref_GetObject(a->above[i]) != Py_None;
+        if (alive) break;
+        drop_anchor(f);
+    }
+    if (++f->armed % SEGMENT) return 0;
+    if (!(a = calloc(1, sizeof *a))) return PyErr_NoMemory(), -1;
+    *a = (Anchor){f->anchors, Py_NewRef(node), {NULL}, 0};
+    f->anchors = a;
+    return 0;
+}
+static int hang(PyObject *node, int where, PyObject *hook) {
+    PyObject *handle = PyObject_CallMethodObjArgs(node, word[where], hook, NULL);
+    Py_XDECREF(handle);
+    return handle ? 0 : -1;
+}
+static Part *new_part(Pass *p, PyObject *outputs, int output) {
+    Part *part = (Part *)PyType_GenericAlloc(part_type, 0);
+    if (!part) return NULL;
+    part->pass = (Pass *)Py_NewRef((PyObject *)p), part->outputs = Py_XNewRef(outputs), part->output = output;
+    return part;
+}
+/* Adds a place to the hook of a node that edges of the call leave. */
+static int add_place(Pass *p, Part **part, int place, PyObject *path) {
+    size_t share = 0;
+    while (share < p->count && PyObject_RichCompareBool(p->shares[share].path, path, Py_EQ) != 1) share++;
+    if (share == p->count) {
+        if (grow(&p->shares, &p->room, p->count + 1, sizeof *p->shares)) return -1;
+        p->shares[p->count++] = (Share){Py_NewRef(path), NULL, 0, 0};
+    }
+    p->shares[share].edges++;
+    if (!*part && !(*part = new_part(p, NULL, 0))) return -1;
+    if (grow(&(*part)->places, &(*part)->room, 2 * ((*part)->count + 1), sizeof(int))) return -1;
+    (*part)->places[2 * (*part)->count] = place, (*part)->places[2 * (*part)->count + 1] = (int)share;
+    (*part)->count++;
+    return 0;
+}
+static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, size_t root_count, const Edges *e) {
+    Pass *p = (Pass *)PyType_GenericAlloc(pass_type, 0);
+    if (!p) return -1;
+    p->fast = (Fast *)Py_NewRef((PyObject *)f);
+    p->forward = forward_of(c);
+    Nodes nodes = {0};
+    PyObject *children = NULL;
+    Part *part = NULL;
+    int status = -1;
+    for (size_t i = 0; i < root_count; i++) {
+        if (meet(&nodes, roots[i].node) || !(part = new_part(p, roots[i].outputs, roots[i].output))) goto done;
+        if (hang(roots[i].node, REGISTER_PREHOOK, (PyObject *)part) || hold(f, roots[i].node, (PyObject *)p)) goto done;
+        Py_CLEAR(part);
+        p->expected++;
+    }
+    for (size_t i = 0; e->count && i < nodes.count; i++) {
+        PyObject *node = nodes.list[i];
+        if (!(children = GET(node, NEXT_FUNCTIONS))) goto done;
+        for (Py_ssize_t at = 0, size = PyTuple_Size(children); at < size; at++) {
+            PyObject *pair = PyTuple_GetItem(children, at), *child = PyTuple_GetItem(pair, 0);
+            if (child == Py_None) continue;
+            uint64_t number = (uint64_t)number_of(ASK(child, SEQUENCE_NR));
+            int found = PyErr_Occurred() ? -2 : find_edge(e, child, number, PyTuple_GetItem(pair, 1), 0);
+            if (found == -2) goto done;
+            if (found >= 0) {
+                if (add_place(p, &part, (int)at, e->list[found].path)) goto done;
+            } else if (number != LEAF && (int64_t)number >= sequence && meet(&nodes, child)) goto done;
+        }
+        Py_CLEAR(children);
+        if (part) {
+            if (hang(node, REGISTER_HOOK, (PyObject *)part)) goto done;
+            p->expected++;
+        }
+        Py_CLEAR(part);
+    }
+    pass_reset(p);
+    status = 0;
+done:
+    for (size_t i = 0; i < nodes.count; i++) Py_DECREF(nodes.list[i]);
+    free(nodes.list);
+    table_empty(&nodes.met);
+    Py_XDECREF(children), Py_XDECREF(part), Py_DECREF(p);
+    return status;
+}
+/* 1 where a node of the call has a child that the call made too. */
+static int arm_single(Fast *f, Call *c, int64_t sequence, const Root *root, const Edges *e) {
+    PyObject *children = GET(root->node, NEXT_FUNCTIONS), *slots = NULL;
+    Hook *hook = NULL;
+    int status = -1;
+    Py_ssize_t size = children ? PyTuple_Size(children) : 0;
+    if (!children || !(slots = PyTuple_New(size))) goto done;
+    for (Py_ssize_t at = 0; at < size; at++) {
+        PyObject *pair = PyTuple_GetItem(children, at), *child = PyTuple_GetItem(pair, 0), *path = Py_None;
+        if (child != Py_None) {
+            uint64_t number = (uint64_t)number_of(ASK(child, SEQUENCE_NR));
+            if (PyErr_Occurred()) goto done;
+            if (number != LEAF && (int64_t)number >= sequence) {
+                status = 1;
+                goto done;
+            }
+            int turn = 0;
+            for (Py_ssize_t i = 0; i < at; i++) {
+                PyObject *other = PyTuple_GetItem(children, i);
+                turn += PyTuple_GetItem(other, 0) == child && PyObject_RichCompareBool(PyTuple_GetItem(other, 1), PyTuple_GetItem(pair, 1), Py_EQ) == 1;
+            }
+            int found = find_edge(e, child, number, PyTuple_GetItem(pair, 1), turn);
+            if (found == -2) goto done;
+            if (found >= 0) path = e->list[found].path;
+        }
+        PyTuple_SetItem(slots, at, Py_NewRef(path));
+    }
+    if (!(hook = new_hook(f, c, root->output, root->outputs, slots, 0))) goto done;
+    status = hang(root->node, REGISTER_HOOK, (PyObject *)hook) || hold(f, root->node, (PyObject *)hook) ? -1 : 0;
+done:
+    Py_XDECREF(children), Py_XDECREF(slots), Py_XDECREF(hook);
+    return status;
+}
+
+/* The node that made a tensor, if the call did: entered among the roots. 1 where only Python can tell. */
+static int add_root(Fast *f, PyObject *value, PyObject *path, int64_t sequence, Root **roots, size_t *count, size_t *room, int *older) {
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (type != f->given[TENSOR]) return type != f->given[PARAMETER] && is_leaf(f, value) ? 0 : 1;
+    PyObject *node = GET(value, GRAD_FN);
+    if (!node) return -1;
+    if (node == Py_None) {
+        Py_DECREF(node);
+        return 0;
+    }
+    int64_t number = number_of(ASK(node, SEQUENCE_NR)), output = number_of(GET(value, OUTPUT_NR));
+    int status = PyErr_Occurred() ? -1 : 0;
+    if (!status && number < sequence) *older = 1;
+    else if (!status) {
+        size_t at = 0;
+        while (at < *count && (*roots)[at].node != node) at++;
+        if (at == *count) {
+            if (grow(roots, room, *count + 1, sizeof **roots)) status = -1;
+            else (*roots)[(*count)++] = (Root){Py_NewRef(node), path ? PyDict_New() : NULL, (int)output};
+        }
+        PyObject *key = status || !path ? NULL : PyLong_FromLongLong(output);
+        if (key && PyDict_SetItem((*roots)[at].outputs, key, path)) status = -1;
+        Py_XDECREF(key);
+    }
+    Py_DECREF(node);
+    return status;
+}
+
+/* Hooks the nodes that a finished call created, if it created any. */
+int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs, PyObject *result) {
+    Root *roots = NULL;
+    size_t count = 0, room = 0;
+    Edges *given = e;
+    int status = f->node_order && PyUnicode_CompareWithASCIIString(c->kind, "Module"), older = 0;
+    if (status) status = 1; /* the order of a node's gradients is Python's to find */
+    else if (PyTuple_CheckExact(result) || PyList_CheckExact(result))
+        for (Py_ssize_t at = 0, size = PySequence_Size(result); !status && at < size; at++) {
+            PyObject *item = PySequence_GetItem(result, at), *path = Py_BuildValue("(n)", at);
+            status = item && path ? add_root(f, item, path, sequence, &roots, &count, &room, &older) : -1;
+            Py_XDECREF(item), Py_XDECREF(path);
+        }
+    else status = add_root(f, result, NULL, sequence, &roots, &count, &room, &older);
+    if (!status && !count && older) status = 1; /* it returned what it was given */
+    if (!status && count) {
+        Edges *own = e ? NULL : edges_of(f, args, kwargs, 0);
+        if (!e) e = own;
+        status = e ? 1 : PyErr_Occurred() ? -1 : 1;
+        if (e && count == 1) status = arm_single(f, c, sequence, roots, e);
+        if (e && status == 1) status = arm_several(f, c, sequence, roots, count, e);
+        Py_XDECREF(own);
+    }
+    for (size_t i = 0; i < count; i++) Py_XDECREF(roots[i].node), Py_XDECREF(roots[i].outputs);
+    free(roots);
+    if (status <= 0) return status;
+    PyObject *number = PyLong_FromLongLong(sequence), *none = kwargs ? NULL : PyDict_New(), *done = NULL;
+    PyObject *table = given ? edges_table(given, NULL) : Py_NewRef(Py_None);
+    if (number && table && (kwargs || none))
+        done = PyObject_CallMethodObjArgs(f->given[BACKWARD], word[ARM_SLOWLY], (PyObject *)c, number, table, args, kwargs ? kwargs : none, result, NULL);
+    Py_XDECREF(number), Py_XDECREF(none), Py_XDECREF(done), Py_XDECREF(table);
+    return done ? 0 : -1;
+}
+
+/* --- what Python calls ------------------------------------------------------------------------------------------- */
+
+PyObject *fast_hook(Fast *f, PyObject *args) {
+    PyObject *call, *outputs, *slots;
+    int gaps;
+    if (!PyArg_ParseTuple(args, "O!O!O!p", call_type, &call, &PyDict_Type, &outputs, &PyTuple_Type, &slots, &gaps)) return NULL;
+    return (PyObject *)new_hook(f, (Call *)call, -1, outputs, slots, gaps);
+}
+PyObject *fast_edges(Fast *f, PyObject *args) {
+    PyObject *values, *named;
+    int peek;
+    if (!PyArg_ParseTuple(args, "O!O!p", &PyTuple_Type, &values, &PyDict_Type, &named, &peek)) return NULL;
+    Edges *e = edges_of(f, values, named, peek);
+    if (!e && !PyErr_Occurred()) Py_RETURN_NONE;
+    return (PyObject *)e;
+}
+PyObject *fast_arm(Fast *f, PyObject *args) {
+    PyObject *call, *edges, *values, *named, *result;
+    long long sequence;
+    if (!PyArg_ParseTuple(args, "O!LOO!O!O", call_type, &call, &sequence, &edges, &PyTuple_Type, &values, &PyDict_Type, &named, &result)) return NULL;
+    if (arm(f, (Call *)call, sequence, Py_TYPE(edges) == edges_type ? (Edges *)edges : NULL, values, named, result)) return NULL;
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,163 @@
+/* Queueing the measuring of a tensor on its device, for the ordinary case: a kernel that is compiled, a batch with room.
+ * cuda_gauge.py has the whole of it, makes the kernels and the batches, and takes every other case. */
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030a0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include "_taps.h"
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+#ifndef _WIN32
+#include <dlfcn.h>
+#endif
+
+enum { MOST_SCALARS = 16 };
+
+/* A compiled kernel; its function is 0 until it may be launched from here. All its arguments are integers. */
+typedef struct {
+    PyObject_HEAD
+    unsigned long long function;
+    unsigned threads, shared;
+} Kernel;
+/* How tensors of one type and layout are measured. */
+typedef struct {
+    PyObject_HEAD
+    Kernel *usual, *wide, *residue;
+    unsigned programs, wide_programs, residue_programs;
+    uint64_t scalars[MOST_SCALARS], wide_scalars[MOST_SCALARS], residue_scalars[MOST_SCALARS];
+    int scalar_count, wide_count, residue_count;
+    unsigned long long room;
+    char direct;
+    PyObject *about;
+} Recipe;
+/* The batch that answers gather in now. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *capturing, *stream_of, *device, *unknown, *numbers, *about;
+    unsigned long long stream, used, parts, segments, places, residues, tables[4], most_rows, most_parts;
+    char bound, checked;
+} Lane;
+
+typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static Launcher launcher(void) {
+    static Launcher found;
+    static int looked;
+    if (!looked) {
+        looked = 1;
+#ifndef _WIN32
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        if (library) found = (Launcher)dlsym(library, "cuLaunchKernel");
+#endif
+    }
+    return found;
+}
+/* Integers of 32 bits are read from the low half of 64. Behind the arguments stand two addresses of scratch memory that our
+ * kernels have none of. */
+static int launch(const Kernel *kernel, unsigned programs, uint64_t stream, uint64_t *numbers, int count) {
+    void *places[2 * MOST_SCALARS + 2];
+    uint64_t nothing = 0;
+    for (int i = 0; i < count; i++) places[i] = numbers + i;
+    places[count] = places[count + 1] = &nothing;
+    int error = launcher()((void *)(uintptr_t)kernel->function, programs, 1, 1, kernel->threads, 1, 1, kernel->shared, (void *)(uintptr_t)stream, places, NULL);
+    if (error) PyErr_Format(PyExc_RuntimeError, "a kernel was not launched: CUDA error %d", error);
+    return error ? -1 : 0;
+}
+static int is_ready(const Kernel *kernel) { return kernel && kernel->function && launcher() != NULL; }
+
+/* The number of the row, -1 after an error, -2 where Python must do it. */
+int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, uint64_t pointer) {
+    Lane *lane = (Lane *)lane_object;
+    Recipe *recipe = (Recipe *)recipe_object;
+    if (!lane->bound || !recipe->direct || pointer % 4 || lane->used + recipe->room > lane->most_parts) return -2;
+    const Kernel *kernel = recipe->wide && pointer % 16 == 0 ? recipe->wide : recipe->usual;
+    if (!is_ready(kernel) || (lane->checked && !is_ready(recipe->residue))) return -2;
+    Py_ssize_t row = PyList_Size(lane->numbers);
+    if ((unsigned long long)row >= lane->most_rows) return -2;
+    int capturing = truth_of(PyObject_CallNoArgs(lane->capturing));
+    if (capturing) return capturing < 0 ? -1 : -2;
+    uint64_t stream = (uint64_t)number_of(PyObject_CallFunctionObjArgs(lane->stream_of, lane->device, NULL));
+    if (PyErr_Occurred()) return -1;
+    if (stream != lane->stream) return -2;
+    uint64_t numbers[2 * MOST_SCALARS] = {pointer, lane->parts, lane->used, lane->segments, (uint64_t)row, lane->tables[0], lane->tables[1]};
+    int count = 7;
+    if (kernel == recipe->wide) {
+        numbers[count++] = lane->tables[2], numbers[count++] = lane->tables[3];
+        memcpy(numbers + count, recipe->wide_scalars, sizeof(uint64_t) * (size_t)recipe->wide_count), count += recipe->wide_count;
+    } else memcpy(numbers + count, recipe->scalars, sizeof(uint64_t) * (size_t)recipe->scalar_count), count += recipe->scalar_count;
+    if (launch(kernel, kernel == recipe->wide ? recipe->wide_programs : recipe->programs, stream, numbers, count)) return -1;
+    if (lane->checked) {
+        uint64_t more[2 * MOST_SCALARS] = {pointer, lane->places, lane->residues, (uint64_t)row};
+        memcpy(more + 4, recipe->residue_scalars, sizeof(uint64_t) * (size_t)recipe->residue_count);
+        if (launch(recipe->residue, recipe->residue_programs, stream, more, 4 + recipe->residue_count)) return -1;
+    }
+    int64_t number = frames_measure((Frames *)f->given[FRAMES], PyBytes_AsString(lane->unknown), MEASURE_BYTES);
+    PyObject *made = number < 0 ? NULL : PyLong_FromLongLong(number);
+    if (!made || PyList_Append(lane->numbers, made) || PyList_Append(lane->about, recipe->about)) number = -1;
+    Py_XDECREF(made);
+    lane->used += recipe->room;
+    return number;
+}
+int is_lane(PyObject *value) { return Py_TYPE(value) == lane_type; }
+
+static PyMemberDef kernel_members[] = {
+    {"function", T_ULONGLONG, offsetof(Kernel, function), 0, NULL}, {"threads", T_UINT, offsetof(Kernel, threads), 0, NULL},
+    {"shared", T_UINT, offsetof(Kernel, shared), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyType_Slot kernel_slots[] = {{Py_tp_members, kernel_members}, {0, NULL}};
+PyType_Spec kernel_spec = {"ulpscope._taps.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
+
+static int take_scalars(PyObject *tuple, uint64_t *to) {
+    Py_ssize_t count = PyTuple_Size(tuple);
+    if (count > MOST_SCALARS) return PyErr_SetString(PyExc_ValueError, "too many arguments of a kernel"), -1;
+    for (Py_ssize_t i = 0; i < count; i++) to[i] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(tuple, i));
+    return PyErr_Occurred() ? -1 : (int)count;
+}
+static int recipe_init(Recipe *r, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"usual", "programs", "scalars", "wide", "wide_programs", "wide_scalars", "residue", "residue_programs", "residue_scalars", "room", "direct", "about", NULL};
+    PyObject *usual, *wide, *residue, *one, *two, *three, *about;
+    int direct;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIO!OIO!OIO!KpO", names, &usual, &r->programs, &PyTuple_Type, &one, &wide, &r->wide_programs, &PyTuple_Type, &two, &residue, &r->residue_programs, &PyTuple_Type, &three, &r->room, &direct, &about)) return -1;
+    if ((r->scalar_count = take_scalars(one, r->scalars)) < 0 || (r->wide_count = take_scalars(two, r->wide_scalars)) < 0 || (r->residue_count = take_scalars(three, r->residue_scalars)) < 0) return -1;
+    r->direct = (char)direct;
+    r->usual = usual == Py_None ? NULL : (Kernel *)Py_NewRef(usual), r->wide = wide == Py_None ? NULL : (Kernel *)Py_NewRef(wide);
+    r->residue = residue == Py_None ? NULL : (Kernel *)Py_NewRef(residue), r->about = Py_NewRef(about);
+    return 0;
+}
+static void recipe_dealloc(Recipe *r) {
+    PyTypeObject *type = Py_TYPE(r);
+    Py_XDECREF(r->usual), Py_XDECREF(r->wide), Py_XDECREF(r->residue), Py_XDECREF(r->about);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(r);
+    Py_DECREF(type);
+}
+static PyType_Slot recipe_slots[] = {{Py_tp_init, recipe_init}, {Py_tp_dealloc, recipe_dealloc}, {0, NULL}};
+PyType_Spec recipe_spec = {"ulpscope._taps.Recipe", sizeof(Recipe), 0, Py_TPFLAGS_DEFAULT, recipe_slots};
+
+static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
+    PyObject *capturing, *stream_of, *device, *unknown;
+    int checked;
+    if (!PyArg_ParseTuple(args, "OOOSpK", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows)) return -1;
+    if (PyBytes_Size(unknown) != MEASURE_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
+    l->capturing = Py_NewRef(capturing), l->stream_of = Py_NewRef(stream_of), l->device = Py_NewRef(device), l->unknown = Py_NewRef(unknown);
+    l->checked = (char)checked;
+    return 0;
+}
+static PyObject *lane_bind(Lane *l, PyObject *args) {
+    PyObject *numbers, *about;
+    if (!PyArg_ParseTuple(args, "KKKO!O!KKKKKKKK", &l->stream, &l->used, &l->most_parts, &PyList_Type, &numbers, &PyList_Type, &about, &l->parts, &l->segments, &l->places, &l->residues, l->tables, l->tables + 1, l->tables + 2, l->tables + 3)) return NULL;
+    set_ref(&l->numbers, Py_NewRef(numbers)), set_ref(&l->about, Py_NewRef(about));
+    l->bound = 1;
+    Py_RETURN_NONE;
+}
+static void lane_dealloc(Lane *l) {
+    PyTypeObject *type = Py_TYPE(l);
+    Py_XDECREF(l->capturing), Py_XDECREF(l->stream_of), Py_XDECREF(l->device), Py_XDECREF(l->unknown), Py_XDECREF(l->numbers), Py_XDECREF(l->about);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(l);
+    Py_DECREF(type);
+}
+static PyMemberDef lane_members[] = {
+    {"used", T_ULONGLONG, offsetof(Lane, used), 0, NULL}, {"stream", T_ULONGLONG, offsetof(Lane, stream), 0, NULL},
+    {"bound", T_BOOL, offsetof(Lane, bound), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyMethodDef lane_methods[] = {{"bind", (PyCFunction)lane_bind, METH_VARARGS, "Goes on with a batch."}, {NULL, NULL, 0, NULL}};
+static PyType_Slot lane_slots[] = {
+    {Py_tp_init, lane_init}, {Py_tp_dealloc, lane_dealloc}, {Py_tp_members, lane_members}, {Py_tp_methods, lane_methods}, {0, NULL}};
+PyType_Spec lane_spec = {"ulpscope._taps.Lane", sizeof(Lane), 0, Py_TPFLAGS_DEFAULT, lane_slots};

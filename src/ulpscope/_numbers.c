@@ -1,0 +1,467 @@
+/* Numbers for the texts, names, stacks and values of a step.  What a text says stays known from step to step; its number
+ * is given anew in each. */
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030a0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include "_taps.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_KEPT = 200000, SWEEP = 10000 };
+
+static int64_t indexed(PyObject *index, PyObject *key) {
+    PyObject *found = PyDict_GetItemWithError(index, key);
+    return found ? PyLong_AsLongLong(found) : PyErr_Occurred() ? -1 : -2;
+}
+static int index_put(PyObject *index, PyObject *key, int64_t number) {
+    PyObject *made = PyLong_FromLongLong(number);
+    int failed = !made || PyDict_SetItem(index, key, made);
+    Py_XDECREF(made);
+    return failed ? -1 : 0;
+}
+
+/* --- texts and names --------------------------------------------------------------------------------------------- */
+
+int64_t text_number(Fast *f, int64_t at) {
+    if (at < 0) return -1;
+    Entry *entry = f->entries + at;
+    if (entry->epoch != f->epoch) {
+        int64_t number = frames_string((Frames *)f->given[FRAMES], PyBytes_AsString(entry->json), (size_t)PyBytes_Size(entry->json));
+        if (number < 0) return -1;
+        entry->number = (uint32_t)number, entry->epoch = f->epoch;
+    }
+    return entry->number;
+}
+int64_t json_entry(Fast *f, PyObject *json) {
+    int64_t found = indexed(f->json, json);
+    if (found != -2) return found;
+    PyObject *bytes = PyUnicode_AsEncodedString(json, "utf-8", "backslashreplace"), *end = PyBytes_FromStringAndSize("\n", 1);
+    if (bytes && end) PyBytes_Concat(&bytes, end);
+    Py_XDECREF(end);
+    if (!bytes || grow(&f->entries, &f->entry_room, f->entry_count + 1, sizeof *f->entries)) return -1;
+    f->entries[f->entry_count] = (Entry){bytes, 0, 0};
+    return index_put(f->json, json, (int64_t)f->entry_count) ? -1 : (int64_t)f->entry_count++;
+}
+static int64_t dumped_entry(Fast *f, PyObject *content) {
+    PyObject *json = PyObject_CallFunctionObjArgs(f->given[DUMPS], content, NULL);
+    int64_t entry = json ? json_entry(f, json) : -1;
+    Py_XDECREF(json);
+    return entry;
+}
+int64_t plain_entry(Fast *f, PyObject *text) {
+    int64_t found = indexed(f->plain, text);
+    if (found != -2) return found;
+    found = dumped_entry(f, text);
+    return found < 0 || index_put(f->plain, text, found) ? -1 : found;
+}
+int64_t slot_entry(Fast *f, int role, PyObject *path) {
+    int64_t found = indexed(f->slot_index[role], path);
+    if (found != -2) return found;
+    PyObject *name = PyObject_GetAttrString(PyTuple_GetItem(f->given[ROLE_LIST], role), "value");
+    PyObject *content = name ? PySequence_List(path) : NULL;
+    if (content && PyList_Insert(content, 0, name)) Py_CLEAR(content);
+    found = content ? dumped_entry(f, content) : -1;
+    Py_XDECREF(name), Py_XDECREF(content);
+    return found < 0 || index_put(f->slot_index[role], path, found) ? -1 : found;
+}
+int64_t place_entry(Fast *f, int role, Py_ssize_t at) {
+    if (at < MOST_PLACES && f->places[role][at] != NONE32) return f->places[role][at];
+    PyObject *path = Py_BuildValue("(n)", at);
+    int64_t found = path ? slot_entry(f, role, path) : -1;
+    Py_XDECREF(path);
+    if (found >= 0 && at < MOST_PLACES) f->places[role][at] = (uint32_t)found;
+    return found;
+}
+int64_t named_at(Fast *f, PyObject *kind, PyObject *name) {
+    PyObject *key = PyTuple_Pack(2, kind, name);
+    int64_t found = key ? indexed(f->named_index, key) : -1;
+    if (found == -2) {
+        int64_t one = plain_entry(f, kind), two = one < 0 ? -1 : plain_entry(f, name);
+        found = -1;
+        if (two >= 0 && !grow(&f->named, &f->named_room, f->named_count + 1, sizeof *f->named)) {
+            f->named[f->named_count] = (Named){(uint32_t)one, (uint32_t)two, f->counted, {0}};
+            if (!index_put(f->named_index, key, (int64_t)f->named_count)) found = (int64_t)f->named_count++;
+        }
+    }
+    Py_XDECREF(key);
+    if (found >= 0 && f->named[found].epoch != f->counted) {
+        memset(f->named[found].count, 0, sizeof f->named[found].count);
+        f->named[found].epoch = f->counted;
+    }
+    return found;
+}
+
+/* --- stacks ------------------------------------------------------------------------------------------------------ */
+
+int code_class(Fast *f, PyObject *code) {
+    uint64_t *found = table_find(&f->codes, (uint64_t)code, 0, 0);
+    if (found) return (int)*found;
+    int64_t number = number_of(PyObject_CallMethodObjArgs(f->given[NAMES], word[CODE_CLASS], code, NULL));
+    if (PyErr_Occurred() || PyList_Append(f->kept, code) || table_put(&f->codes, (uint64_t)code, 0, 0, (uint64_t)number)) return -1;
+    return (int)number;
+}
+
+/* The number of the stack that begins at `frame`; `above` is that of the stack at frame `stop`. */
+int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, int *bits) {
+    uint64_t near[2 * 64], *spots = near, *heap = NULL;
+    size_t count = 0, room = 64, heap_room = 0;
+    PyObject *walk = Py_NewRef(frame);
+    int64_t result = -1, lasti;
+    while (walk && walk != Py_None && walk != stop) {
+        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)walk);
+        Py_XDECREF(code); /* its frame keeps it */
+        lasti = number_of(GET(walk, F_LASTI));
+        if (count == room) {
+            if (grow(&heap, &heap_room, 4 * room, sizeof *heap)) goto done;
+            if (spots == near) memcpy(heap, near, sizeof near);
+            spots = heap, room *= 2;
+        }
+        spots[2 * count] = (uint64_t)code, spots[2 * count + 1] = (uint64_t)lasti, count++;
+        PyObject *back = GET(walk, F_BACK);
+        Py_DECREF(walk);
+        walk = back;
+    }
+    if (!walk) goto done;
+    uint64_t chain = 0;
+    for (size_t i = count; i--;) {
+        uint64_t *next = table_find(&f->links, spots[2 * i], spots[2 * i + 1], chain);
+        if (!next) {
+            PyObject *code = (PyObject *)spots[2 * i];
+            if (PyList_Append(f->kept, code) || grow(&f->chains, &f->chain_room, f->chain_count + 1, sizeof *f->chains) ||
+                table_put(&f->links, spots[2 * i], spots[2 * i + 1], chain, f->chain_count)) goto done;
+            f->chains[f->chain_count] = (Chain){NULL, 0};
+            chain = f->chain_count++;
+        } else chain = *next;
+    }
+    uint64_t *known = table_find(&f->stacks, chain + 1, (uint64_t)(above + 1), 0);
+    if (known) result = (int64_t)*known;
+    else {
+        if (!f->chains[chain].json) {
+            PyObject *told = PyObject_CallMethodObjArgs(f->given[STACKS], word[FRAMES_TEXT], frame, stop ? stop : Py_None, NULL), *text;
+            int found_bits;
+            if (!told || !PyArg_ParseTuple(told, "Oi", &text, &found_bits)) { Py_XDECREF(told); goto done; }
+            PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");
+            Py_DECREF(told);
+            if (!bytes) goto done;
+            f->chains[chain].json = bytes, f->chains[chain].bits = found_bits;
+        }
+        char parent[32];
+        snprintf(parent, sizeof parent, above < 0 ? "null" : "%lld", (long long)above);
+        PyObject *whole = PyBytes_FromFormat("{\"frames\": %s, \"parent\": %s}\n", PyBytes_AsString(f->chains[chain].json), parent);
+        if (!whole) goto done;
+        result = frames_string((Frames *)f->given[FRAMES], PyBytes_AsString(whole), (size_t)PyBytes_Size(whole));
+        Py_DECREF(whole);
+        uint64_t *over = above < 0 ? NULL : table_find(&f->marked, (uint64_t)above + 1, 0, 0);
+        uint64_t mark = (uint64_t)f->chains[chain].bits | (over ? *over : 0);
+        if (result < 0 || table_put(&f->stacks, chain + 1, (uint64_t)(above + 1), 0, (uint64_t)result) ||
+            (mark && table_put(&f->marked, (uint64_t)result + 1, 0, 0, mark))) result = -1;
+    }
+    if (result >= 0 && bits) {
+        uint64_t *mark = f->marked.used ? table_find(&f->marked, (uint64_t)result + 1, 0, 0) : NULL;
+        *bits = mark ? (int)*mark : 0;
+    }
+done:
+    Py_XDECREF(walk);
+    free(heap);
+    return result;
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------ */
+
+int is_leaf(Fast *f, PyObject *value) {
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    return type == f->given[TENSOR] || type == f->given[PARAMETER] || value == Py_None || PyLong_CheckExact(value) ||
+           PyFloat_CheckExact(value) || PyBool_Check(value) || PyUnicode_CheckExact(value);
+}
+
+/* Numbers that a method of the measurer has found. */
+static int told_row(Fast *f, int method, PyObject *value, uint32_t row[3]) {
+    PyObject *told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[method], value, NULL);
+    int failed = !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2);
+    Py_XDECREF(told);
+    return failed ? -1 : 0;
+}
+
+/* A plain value whose texts are kept under a key. */
+static int kept_row(Fast *f, PyObject *index, PyObject *key, PyObject *value, uint32_t row[3]) {
+    PyObject *found = PyDict_GetItemWithError(index, key);
+    uint64_t both;
+    if (!found) {
+        PyObject *texts = PyErr_Occurred() ? NULL : PyObject_CallMethodObjArgs(f->given[MEASURER], word[SCALAR_TEXTS], value, NULL), *a, *b;
+        if (!texts || !PyArg_ParseTuple(texts, "OO", &a, &b)) { Py_XDECREF(texts); return -1; }
+        int64_t one = json_entry(f, a), two = one < 0 ? -1 : json_entry(f, b);
+        Py_DECREF(texts);
+        both = (uint64_t)one << 32 | (uint32_t)two;
+        if (two < 0 || index_put(index, key, (int64_t)both)) return -1;
+    } else both = PyLong_AsUnsignedLongLong(found);
+    int64_t type = text_number(f, (int64_t)(both >> 32)), text = text_number(f, (int64_t)(both & NONE32));
+    row[0] = (uint32_t)type, row[1] = NONE32, row[2] = (uint32_t)text;
+    return type < 0 || text < 0 ? -1 : 0;
+}
+
+static int scalar_row(Fast *f, PyObject *value, uint32_t row[3]) {
+    int kind = PyBool_Check(value) ? 1 : PyLong_CheckExact(value) ? 0 : PyUnicode_CheckExact(value) ? 2 : value == Py_None ? 3 : 4;
+    PyObject *index = f->scalars[kind];
+    if (kind == 4) {
+        double number = PyFloat_AsDouble(value);
+        if (number != number || number == 0) return told_row(f, OTHER, value, row); /* 0.0 and -0.0 are not the same */
+    }
+    return kept_row(f, index, value, value, row);
+}
+static int slice_row(Fast *f, PyObject *value, uint32_t row[3]) {
+    PyObject *start = GET(value, START), *stop = GET(value, STOP), *step = GET(value, STEP);
+    int plain = start && stop && step;
+    PyObject *const parts[] = {start, stop, step};
+    for (int i = 0; plain && i < 3; i++) plain = parts[i] == Py_None || PyLong_CheckExact(parts[i]);
+    PyObject *key = plain ? PyTuple_Pack(3, start, stop, step) : NULL;
+    int failed = PyErr_Occurred() ? -1 : key ? kept_row(f, f->scalars[6], key, value, row) : told_row(f, OTHER, value, row);
+    Py_XDECREF(start), Py_XDECREF(stop), Py_XDECREF(step), Py_XDECREF(key);
+    return failed;
+}
+
+static int64_t meta_at(Fast *f, PyObject *value, PyObject *requires_grad) {
+    PyObject *dtype = GET(value, DTYPE), *shape = GET(value, SHAPE), *stride = ASK(value, STRIDE), *device = GET(value, DEVICE), *key = NULL;
+    int64_t found = -1;
+    if (dtype && shape && stride && device)
+        key = PyTuple_Pack(6, (PyObject *)Py_TYPE(value), dtype, shape, stride, device, requires_grad);
+    Py_XDECREF(dtype), Py_XDECREF(shape), Py_XDECREF(stride), Py_XDECREF(device);
+    if (key) found = indexed(f->metas_index, key);
+    if (found == -2) {
+        PyObject *made = PyObject_CallMethodObjArgs(f->given[MEASURER], word[NEW_META], key, value, NULL), *facts = NULL, *layout = NULL;
+        Meta meta = {0};
+        found = -1;
+        if (made && (facts = GET(made, FACTS)) && (meta.plain = truth_of(GET(made, PLAIN))) >= 0) {
+            int64_t entry = json_entry(f, facts);
+            meta.python = made, meta.facts = (uint32_t)entry;
+            if (entry >= 0 && meta.plain) {
+                meta.itemsize = (uint64_t)number_of(GET(made, ITEMSIZE)), meta.nbytes = (uint64_t)number_of(GET(made, NBYTES));
+                meta.extent = (uint64_t)number_of(GET(made, EXTENT));
+                layout = GET(made, LAYOUT);
+                int64_t number = layout ? indexed(f->layouts, layout) : -1;
+                if (number == -2) number = index_put(f->layouts, layout, PyDict_Size(f->layouts) + 1) ? -1 : PyDict_Size(f->layouts);
+                meta.layout = (uint32_t)number;
+                meta.shape = GET(made, SHAPE), meta.stride = GET(made, STRIDE), meta.code = GET(made, CODE);
+                meta.lane = GET(made, LANE), meta.recipe = GET(made, RECIPE);
+            }
+            if (!PyErr_Occurred() && !grow(&f->metas, &f->meta_room, f->meta_count + 1, sizeof *f->metas) &&
+                !index_put(f->metas_index, key, (int64_t)f->meta_count)) {
+                f->metas[f->meta_count] = meta;
+                Py_INCREF(made);
+                found = (int64_t)f->meta_count++;
+            } else Py_XDECREF(meta.shape), Py_XDECREF(meta.stride), Py_XDECREF(meta.code), Py_XDECREF(meta.lane), Py_XDECREF(meta.recipe);
+        }
+        Py_XDECREF(made), Py_XDECREF(facts), Py_XDECREF(layout);
+    }
+    Py_XDECREF(key);
+    return found;
+}
+
+static Seen *seen_find(Fast *f, const Table *table, uint64_t a, uint64_t b, uint64_t c, PyObject *owner) {
+    uint64_t *at = table_find(table, a, b, c);
+    if (!at) return NULL;
+    Seen *seen = f->seen + *at;
+    return seen->weak && PyWeakref_GetObject(seen->weak) == owner ? seen : NULL;
+}
+static void sweep(Fast *f) {
+    size_t kept = 0;
+    table_empty(&f->seen_at), table_empty(&f->known);
+    for (size_t i = 0; i < f->seen_count; i++) {
+        Seen *seen = f->seen + i;
+        if (!seen->weak || PyWeakref_GetObject(seen->weak) == Py_None) {
+            Py_XDECREF(seen->weak);
+            continue;
+        }
+        f->seen[kept] = *seen;
+        table_put(seen->key[1] ? &f->known : &f->seen_at, seen->key[0], seen->key[1], seen->key[2], kept);
+        kept++;
+    }
+    f->seen_count = kept, f->sweep_at = 2 * kept + SWEEP;
+}
+static int remember(Fast *f, PyObject *owner, int is_part, const Seen *seen) {
+    if (f->seen_count >= f->sweep_at) sweep(f);
+    Table *table = is_part ? &f->known : &f->seen_at;
+    uint64_t key[3] = {(uint64_t)owner, is_part ? seen->offset + 1 : 0, is_part ? seen->layout : 0};
+    uint64_t *old = table_find(table, key[0], key[1], key[2]);
+    size_t at = old ? *old : f->seen_count;
+    if (!old && grow(&f->seen, &f->seen_room, at + 1, sizeof *f->seen)) return -1;
+    PyObject *weak = PyWeakref_NewRef(owner, NULL);
+    if (!weak || (!old && table_put(table, key[0], key[1], key[2], at))) { Py_XDECREF(weak); return -1; }
+    if (old) Py_XDECREF(f->seen[at].weak);
+    else f->seen_count++;
+    f->seen[at] = *seen;
+    f->seen[at].weak = weak;
+    memcpy(f->seen[at].key, key, sizeof key);
+    return 0;
+}
+void forget_values(Fast *f) {
+    for (size_t i = 0; i < f->seen_count; i++) Py_CLEAR(f->seen[i].weak);
+    f->seen_count = 0, f->sweep_at = SWEEP;
+    table_empty(&f->seen_at), table_empty(&f->known);
+}
+
+/* torch refuses to swap a tensor that has a weak reference. */
+void release_value(Fast *f, PyObject *value) {
+    for (size_t i = 0; i < f->seen_count; i++)
+        if (f->seen[i].key[0] == (uint64_t)value) Py_CLEAR(f->seen[i].weak);
+}
+
+static int is_distrusted(const Fast *f, uint64_t memory) {
+    return f->distrusted.used && memory && table_find(&f->distrusted, memory, 0, 0) != NULL;
+}
+
+/* Whether a tensor that torch has not just returned has its memory, and torch alone may write it. */
+static int is_safe(PyObject *value, const Meta *meta, uint64_t offset) {
+    PyObject *storage = ASK(value, UNTYPED_STORAGE);
+    int safe = 0;
+    if (storage && (uint64_t)number_of(ASK(storage, NBYTES)) >= (offset + meta->extent) * meta->itemsize && !PyErr_Occurred())
+        safe = truth_of(ASK(storage, RESIZABLE)) == 1;
+    Py_XDECREF(storage);
+    return safe;
+}
+static int64_t measure(Fast *f, PyObject *value, Meta *meta, uint64_t pointer) {
+    PyObject *place = NULL, *row = NULL, *at = NULL, *taken = NULL;
+    int64_t number = -2;
+    if (meta->lane && is_lane(meta->lane)) number = queue_measure(f, meta->lane, meta->recipe, pointer);
+    if (number != -2) return number;
+    if (!(place = PyLong_FromUnsignedLongLong(pointer))) return -1;
+    Frames *frames = (Frames *)f->given[FRAMES];
+    if (f->given[MEASURE] != Py_None && meta->lane == Py_None && (at = PyLong_FromUnsignedLongLong(frames->sketch_size))) {
+        PyObject *none = PyLong_FromUnsignedLongLong(NONE64), *zero = PyLong_FromLong(0);
+        if (none && zero) row = PyObject_CallFunctionObjArgs(f->given[MEASURE], place, meta->code, meta->shape, meta->stride, f->given[MEASURE_FLAGS], none, zero, at, NULL);
+        number = row ? frames_measure(frames, PyBytes_AsString(row), (size_t)PyBytes_Size(row)) : -1;
+        Py_XDECREF(none), Py_XDECREF(zero), Py_XDECREF(row), Py_DECREF(at);
+    } else {
+        taken = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TAKE], value, place, meta->python, NULL);
+        number = number_of(taken);
+    }
+    Py_DECREF(place);
+    return number;
+}
+
+/* An ordinary tensor; 1 when it is not. */
+static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
+    Seen now = {0};
+    PyObject *flag = GET(value, REQUIRES_GRAD), *base = NULL;
+    if (!flag) return -1;
+    now.requires_grad = flag == Py_True;
+    now.version = (uint64_t)number_of(GET(value, VERSION));
+    if (PyErr_Occurred()) PyErr_Clear(); /* inference tensors have none, and are told below */
+    now.pointer = (uint64_t)number_of(ASK(value, DATA_PTR));
+    int result = -1;
+    if (PyErr_Occurred()) goto done;
+    Seen *seen = seen_find(f, &f->seen_at, (uint64_t)value, 0, 0, value);
+    if (seen && seen->version == now.version && seen->pointer == now.pointer && seen->requires_grad == now.requires_grad &&
+        !is_distrusted(f, seen->memory)) {
+        memcpy(row, seen->row, sizeof seen->row);
+        result = 0;
+        goto done;
+    }
+    int64_t at = meta_at(f, value, flag);
+    if (at < 0) goto done;
+    Meta *meta = f->metas + at;
+    PyObject *transform = meta->plain ? PyObject_CallNoArgs(f->given[TRANSFORM]) : NULL;
+    Py_XDECREF(transform);
+    if (!meta->plain || !transform || (transform != Py_None && truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED], value, NULL))) ||
+        truth_of(ASK(value, IS_NEG))) {
+        result = PyErr_Occurred() ? -1 : 1;
+        goto done;
+    }
+    now.offset = (uint64_t)number_of(ASK(value, STORAGE_OFFSET));
+    now.memory = now.pointer - now.offset * meta->itemsize;
+    int inference = truth_of(ASK(value, IS_INFERENCE));
+    if (inference < 0 || PyErr_Occurred() || !(base = GET(value, BASE))) goto done;
+    if (meta->nbytes && !now.memory) {
+        result = 1;
+        goto done;
+    }
+    int reusable = f->reuse && !inference && !is_distrusted(f, now.memory);
+    PyObject *owner = base == Py_None ? value : base;
+    now.layout = meta->layout;
+    int64_t facts = text_number(f, meta->facts);
+    if (facts < 0) goto done;
+    row[0] = now.row[0] = (uint32_t)facts, row[2] = now.row[2] = NONE32;
+    if (reusable) {
+        seen = seen_find(f, &f->seen_at, (uint64_t)owner, 0, 0, owner);
+        if (!seen || seen->version != now.version || seen->offset != now.offset || seen->layout != now.layout)
+            seen = seen_find(f, &f->known, (uint64_t)owner, now.offset + 1, now.layout, owner);
+        if (seen && seen->version == now.version) {
+            row[1] = seen->row[1];
+            result = 0;
+            goto done;
+        }
+    }
+    if (!produced && !is_safe(value, meta, now.offset)) {
+        if (PyErr_Occurred()) goto done;
+        PyObject *memory = PyLong_FromUnsignedLongLong(now.memory), *told = NULL;
+        if (memory) told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TRUSTS], value, meta->python, memory, reusable ? Py_True : Py_False, NULL);
+        Py_XDECREF(memory);
+        reusable = truth_of(told);
+        if (reusable < 0) goto done;
+        meta = f->metas + at;
+    }
+    int64_t number = measure(f, value, meta, now.pointer);
+    if (PyErr_Occurred()) goto done;
+    row[1] = now.row[1] = (uint32_t)number;
+    result = reusable && remember(f, owner, owner != value, &now) ? -1 : 0;
+done:
+    Py_DECREF(flag);
+    Py_XDECREF(base);
+    return result;
+}
+
+/* What it is, its measure, and a text (a scalar, or why there is no measure). */
+int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (type != f->given[TENSOR] && type != f->given[PARAMETER]) {
+        if (is_leaf(f, value)) return scalar_row(f, value, row);
+        if (PySlice_Check(value)) return slice_row(f, value, row);
+        int known = PySet_Contains(f->given[OTHERS], type);
+        return known < 0 ? -1 : known ? kept_row(f, f->scalars[5], value, value, row) : told_row(f, OTHER, value, row);
+    }
+    int result;
+    if (PyDict_Size(f->given[REWRITTEN_DICT])) { /* kernels write without a trace: Python keeps count */
+        PyObject *told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[PLAIN_ROW], value, produced ? Py_True : Py_False, NULL);
+        result = !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2) ? -1 : 0;
+        Py_XDECREF(told);
+        return result;
+    }
+    result = tensor_row(f, value, produced, row);
+    if (result < 0 && (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_AttributeError))) {
+        PyErr_Clear();
+        result = 1;
+    }
+    return result > 0 ? told_row(f, OTHER, value, row) : result;
+}
+
+void drop_metas(Fast *f) {
+    for (size_t i = 0; i < f->meta_count; i++) {
+        Meta *m = f->metas + i;
+        PyObject **all[] = {&m->python, &m->shape, &m->stride, &m->code, &m->lane, &m->recipe};
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++) Py_CLEAR(*all[k]);
+    }
+    f->meta_count = 0;
+}
+
+/* --- steps ------------------------------------------------------------------------------------------------------- */
+
+void forget_step(Fast *f, int anew) {
+    f->epoch++;
+    f->counted += anew;
+    f->sequence = 0;
+    forget_values(f);
+    table_empty(&f->distrusted), table_empty(&f->stacks), table_empty(&f->marked);
+    if (anew && (f->entry_count > MOST_KEPT || f->chain_count > MOST_KEPT || f->meta_count > MOST_KEPT)) {
+        PyObject *all[] = {f->plain, f->json, f->named_index, f->metas_index, f->layouts, f->slot_index[0], f->slot_index[1],
+                           f->slot_index[2], f->scalars[0], f->scalars[1], f->scalars[2], f->scalars[3], f->scalars[4],
+                           f->scalars[5], f->scalars[6]};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) if (all[i]) PyDict_Clear(all[i]);
+        for (size_t i = 0; i < f->entry_count; i++) Py_CLEAR(f->entries[i].json);
+        drop_metas(f);
+        for (size_t i = 0; i < f->chain_count; i++) Py_CLEAR(f->chains[i].json);
+        f->entry_count = f->named_count = 0;
+        f->chain_count = 1, f->chains[0].bits = 0;
+        memset(f->places, 0xFF, sizeof f->places);
+        table_empty(&f->links);
+    }
+}

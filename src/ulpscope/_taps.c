@@ -1,0 +1,345 @@
+/* The part of a capture that runs for every call: numbers for names, stacks and values, the frames of the journal, the
+ * function mode and the hook behind an autograd node.  Everything unusual goes to the Python beside it: recorder.py,
+ * summary.py, function_tap.py and backward.py, which do the same without this file; store/frames.py has the frames.
+ * Tensors are asked through their attributes: nothing here is linked with torch.
+ * The lock that keeps all this in order is the recorder's gate, held by every caller. */
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030a0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+#include "_taps.h"
+
+PyObject *word[WORDS];
+static const char *const spelling[WORDS] = {
+    "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
+    "storage_offset", "is_neg", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
+    "register_hook", "acquire", "release", "active", "before_first", "ignored", "_drop_left_over", "note", "trouble",
+    "close_raised", "wants", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts", "take",
+    "_rewritten", "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind", "name",
+    "quiet", "arm", "_anchor", "slow", "facts", "plain", "itemsize", "nbytes", "extent", "layout", "__enter__", "__exit__",
+    "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe", "code",
+    "untyped_storage", "resizable", "start", "stop", "step",
+};
+
+/* --- small things ------------------------------------------------------------------------------------------------ */
+
+static uint64_t *slot_at(const Table *table, uint64_t a, uint64_t b, uint64_t c) {
+    uint64_t h = (a * 0x9E3779B97F4A7C15u ^ b) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ h >> 29 ^ c) * 0x94D049BB133111EBu;
+    for (size_t i = (size_t)(h >> 20);; i++) {
+        uint64_t *cell = table->cells + 4 * (i & table->mask);
+        if (!cell[0] || (cell[0] == a && cell[1] == b && cell[2] == c)) return cell;
+    }
+}
+uint64_t *table_find(const Table *table, uint64_t a, uint64_t b, uint64_t c) {
+    if (!table->cells) return NULL;
+    uint64_t *cell = slot_at(table, a, b, c);
+    return cell[0] ? cell + 3 : NULL;
+}
+int table_put(Table *table, uint64_t a, uint64_t b, uint64_t c, uint64_t value) {
+    if (!table->cells || 2 * table->used > table->mask) {
+        size_t size = table->cells ? 2 * (table->mask + 1) : 256;
+        Table larger = {calloc(size, 4 * sizeof(uint64_t)), size - 1, table->used};
+        if (!larger.cells) return PyErr_NoMemory(), -1;
+        for (size_t i = 0; table->cells && i <= table->mask; i++) {
+            uint64_t *from = table->cells + 4 * i;
+            if (from[0]) memcpy(slot_at(&larger, from[0], from[1], from[2]), from, 4 * sizeof *from);
+        }
+        free(table->cells);
+        *table = larger;
+    }
+    uint64_t *cell = slot_at(table, a, b, c);
+    table->used += !cell[0];
+    cell[0] = a, cell[1] = b, cell[2] = c, cell[3] = value;
+    return 0;
+}
+void table_empty(Table *table) {
+    free(table->cells);
+    memset(table, 0, sizeof *table);
+}
+
+int grow(void *array, size_t *room, size_t count, size_t item) {
+    if (count <= *room) return 0;
+    size_t wanted = *room ? 2 * *room : 64;
+    while (wanted < count) wanted *= 2;
+    void *larger = realloc(*(void **)array, wanted * item);
+    if (!larger) return PyErr_NoMemory(), -1;
+    *(void **)array = larger, *room = wanted;
+    return 0;
+}
+static int append(Bytes *to, const void *data, size_t size) {
+    if (grow(&to->data, &to->room, to->size + size, 1)) return -1;
+    memcpy(to->data + to->size, data, size);
+    to->size += size;
+    return 0;
+}
+int64_t number_of(PyObject *owned) {
+    if (!owned) return -1;
+    uint64_t number = PyLong_AsUnsignedLongLongMask(owned);
+    Py_DECREF(owned);
+    return (int64_t)number;
+}
+int truth_of(PyObject *owned) {
+    int truth = owned ? PyObject_IsTrue(owned) : -1;
+    Py_XDECREF(owned);
+    return truth;
+}
+
+/* --- frames ------------------------------------------------------------------------------------------------------ */
+
+enum { FRAME_HEAD = 72, RING_HEAD = 16, RING_TAKEN = 24, RING_DATA = 4096 };
+
+static void detach(Frames *f) {
+    if (f->map) PyBuffer_Release(&f->view);
+    f->map = NULL;
+}
+static int frames_init(Frames *f, PyObject *args, PyObject *kwargs) {
+    PyObject *put, *wake;
+    if (!PyArg_ParseTuple(args, "OO", &put, &wake)) return -1;
+    f->put = Py_NewRef(put), f->wake = Py_NewRef(wake);
+    return 0;
+}
+static PyObject *frames_attach(Frames *f, PyObject *view) {
+    detach(f);
+    f->strings.size = f->measures.size = f->sketches.size = 0;
+    memset(f->sizes, 0, sizeof f->sizes);
+    f->string_count = f->measure_count = 0;
+    f->sketch_size = f->calls = 0;
+    if (view != Py_None) {
+        if (PyObject_GetBuffer(view, &f->view, PyBUF_WRITABLE)) return NULL;
+        f->map = f->view.buf;
+        f->capacity = (uint64_t)f->view.len - RING_DATA;
+    }
+    Py_RETURN_NONE;
+}
+static void ring_copy(Frames *f, uint64_t at, const void *data, size_t size) {
+    at %= f->capacity;
+    size_t first = size < f->capacity - at ? size : (size_t)(f->capacity - at);
+    memcpy(f->map + RING_DATA + at, data, first);
+    memcpy(f->map + RING_DATA, (const char *)data + first, size - first);
+}
+static int frames_place(Frames *f, const uint64_t places[5], const Bytes parts[5]) {
+    char head[FRAME_HEAD] = "ulpF";
+    uint32_t lengths[5], body = 0;
+    for (int i = 0; i < 5; i++) body += lengths[i] = (uint32_t)parts[i].size;
+    memcpy(head + 4, &body, 4), memcpy(head + 8, places, 40), memcpy(head + 48, lengths, 20);
+    uint64_t at, taken;
+    memcpy(&at, f->map + RING_HEAD, 8);
+    taken = __atomic_load_n((uint64_t *)(f->map + RING_TAKEN), __ATOMIC_ACQUIRE);
+    if (FRAME_HEAD + (uint64_t)body > f->capacity - (at - taken)) {
+        PyObject *whole = PyBytes_FromStringAndSize(NULL, FRAME_HEAD + (Py_ssize_t)body);
+        char *to = whole ? PyBytes_AsString(whole) : NULL;
+        if (!to) return -1;
+        memcpy(to, head, FRAME_HEAD), to += FRAME_HEAD;
+        for (int i = 0; i < 5; to += lengths[i++]) memcpy(to, parts[i].data, lengths[i]);
+        int done = truth_of(PyObject_CallFunctionObjArgs(f->put, whole, NULL));
+        Py_DECREF(whole);
+        return done;
+    }
+    uint64_t end = at;
+    ring_copy(f, end, head, FRAME_HEAD), end += FRAME_HEAD;
+    for (int i = 0; i < 5; end += lengths[i++]) if (lengths[i]) ring_copy(f, end, parts[i].data, lengths[i]);
+    __atomic_store_n((uint64_t *)(f->map + RING_HEAD), end, __ATOMIC_RELEASE);
+    if (end - taken > f->capacity / 4) {
+        PyObject *woken = PyObject_CallNoArgs(f->wake);
+        if (!woken) return -1;
+        Py_DECREF(woken);
+    }
+    return 1;
+}
+/* Puts a frame of what has come since the last one and of a call, if there is one. */
+int frames_commit(Frames *f, char *row, const void *values, size_t size) {
+    if (!f->map || f->failed) return 0;
+    uint64_t first = f->sizes[3] / 16;
+    if (row) memcpy(row + 24, &first, 8);
+    Bytes parts[5] = {f->strings, f->measures, f->sketches, {(char *)values, size, 0}, {row, row ? CALL_BYTES : 0, 0}};
+    int done = frames_place(f, f->sizes, parts);
+    if (done < 0) return -1;
+    f->strings.size = f->measures.size = f->sketches.size = 0;
+    for (int i = 0; done && i < 5; i++) f->sizes[i] += parts[i].size;
+    f->calls += done && row;
+    return 0;
+}
+int64_t frames_string(Frames *f, const char *json, size_t size) {
+    return append(&f->strings, json, size) ? -1 : (int64_t)f->string_count++;
+}
+static PyObject *frames_add_string(Frames *f, PyObject *text) {
+    PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");
+    int64_t number = bytes ? frames_string(f, PyBytes_AsString(bytes), (size_t)PyBytes_Size(bytes)) : -1;
+    Py_XDECREF(bytes);
+    if (number < 0 || append(&f->strings, "\n", 1)) return NULL;
+    return PyLong_FromLongLong(number);
+}
+int64_t frames_measure(Frames *f, const char *row, size_t size) {
+    if (append(&f->measures, row, MEASURE_BYTES) || append(&f->sketches, row + MEASURE_BYTES, size - MEASURE_BYTES)) return -1;
+    f->sketch_size += size - MEASURE_BYTES;
+    return f->measure_count++;
+}
+static PyObject *frames_add_measured(Frames *f, PyObject *row) {
+    char *data;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(row, &data, &size)) return NULL;
+    if (size < MEASURE_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), NULL;
+    int64_t number = frames_measure(f, data, (size_t)size);
+    return number < 0 ? NULL : PyLong_FromLongLong(number);
+}
+static PyObject *frames_commit_call(Frames *f, PyObject *args) {
+    const char *row, *values;
+    Py_ssize_t length, size;
+    char own[CALL_BYTES];
+    if (!PyArg_ParseTuple(args, "y#y#", &row, &length, &values, &size)) return NULL;
+    if (length && length != CALL_BYTES) return PyErr_SetString(PyExc_ValueError, "not a call"), NULL;
+    memcpy(own, row, (size_t)length);
+    if (frames_commit(f, length ? own : NULL, values, (size_t)size)) return NULL;
+    Py_RETURN_NONE;
+}
+/* Rows of measures that are there already, and sketches that follow the last ones. */
+static PyObject *frames_patch(Frames *f, PyObject *args) {
+    unsigned long long place;
+    const char *rows, *sketches;
+    Py_ssize_t size, more;
+    if (!PyArg_ParseTuple(args, "Ky#y#", &place, &rows, &size, &sketches, &more)) return NULL;
+    if (!f->map || f->failed) Py_RETURN_NONE;
+    uint64_t places[5] = {f->sizes[0], place, f->sizes[2], f->sizes[3], f->sizes[4]};
+    Bytes parts[5] = {{0}, {(char *)rows, (size_t)size, 0}, {(char *)sketches, (size_t)more, 0}};
+    int done = frames_place(f, places, parts);
+    if (done < 0) return NULL;
+    f->sizes[2] += done ? (uint64_t)more : 0;
+    f->sketch_size += (uint64_t)more;
+    Py_RETURN_NONE;
+}
+static void frames_dealloc(Frames *f) {
+    PyTypeObject *type = Py_TYPE(f);
+    PyObject_GC_UnTrack(f);
+    detach(f);
+    free(f->strings.data), free(f->measures.data), free(f->sketches.data);
+    Py_CLEAR(f->put); Py_CLEAR(f->wake);
+    PyObject_GC_Del(f);
+    Py_DECREF(type);
+}
+static int frames_traverse(Frames *f, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(f));
+    Py_VISIT(f->put);
+    Py_VISIT(f->wake);
+    return 0;
+}
+static int frames_clear(Frames *f) {
+    Py_CLEAR(f->put); Py_CLEAR(f->wake);
+    return 0;
+}
+static PyMethodDef frames_methods[] = {
+    {"attach", (PyCFunction)frames_attach, METH_O, "Begins with the memory of a ring; None lets go of it."},
+    {"add_string", (PyCFunction)frames_add_string, METH_O, "Stores one JSON text; its number."},
+    {"add_measured", (PyCFunction)frames_add_measured, METH_O, "Stores a row and its sketch; its number."},
+    {"commit", (PyCFunction)frames_commit_call, METH_VARARGS, "Puts a frame: a call's row, or nothing, and its values."},
+    {"patch", (PyCFunction)frames_patch, METH_VARARGS, "Puts rows of measures at their place, and further sketches."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef frames_members[] = {
+    {"failed", T_BOOL, offsetof(Frames, failed), 0, NULL},
+    {"calls", T_ULONGLONG, offsetof(Frames, calls), READONLY, NULL},
+    {"measures", T_UINT, offsetof(Frames, measure_count), READONLY, NULL},
+    {"sketch_size", T_ULONGLONG, offsetof(Frames, sketch_size), READONLY, NULL},
+    {"pending", T_PYSSIZET, offsetof(Frames, measures) + offsetof(Bytes, size), READONLY, NULL},
+    {"pending_strings", T_PYSSIZET, offsetof(Frames, strings) + offsetof(Bytes, size), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot frames_slots[] = {
+    {Py_tp_init, frames_init}, {Py_tp_dealloc, frames_dealloc}, {Py_tp_traverse, frames_traverse},
+    {Py_tp_clear, frames_clear}, {Py_tp_methods, frames_methods}, {Py_tp_members, frames_members}, {0, NULL}};
+static PyType_Spec frames_spec = {
+    "ulpscope._taps.Frames", sizeof(Frames), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, frames_slots};
+
+/* --- calls and threads ------------------------------------------------------------------------------------------- */
+
+static void call_dealloc(Call *c) {
+    PyTypeObject *type = Py_TYPE(c);
+    free(c->values);
+    Py_XDECREF(c->kind), Py_XDECREF(c->name), Py_XDECREF(c->module), Py_XDECREF(c->note), Py_XDECREF(c->phase);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(c);
+    Py_DECREF(type);
+}
+static PyMemberDef call_members[] = {
+    {"kind", T_OBJECT_EX, offsetof(Call, kind), 0, NULL},
+    {"name", T_OBJECT_EX, offsetof(Call, name), 0, NULL},
+    {"module", T_OBJECT_EX, offsetof(Call, module), 0, NULL},
+    {"note", T_OBJECT, offsetof(Call, note), 0, NULL},
+    {"phase", T_OBJECT_EX, offsetof(Call, phase), 0, NULL},
+    {"index", T_LONGLONG, offsetof(Call, index), 0, NULL},
+    {"seq", T_LONGLONG, offsetof(Call, seq), 0, NULL},
+    {"parent", T_LONGLONG, offsetof(Call, parent), 0, NULL},
+    {"origin", T_LONGLONG, offsetof(Call, origin), 0, NULL},
+    {"stack", T_LONGLONG, offsetof(Call, stack), 0, NULL},
+    {"thread", T_LONGLONG, offsetof(Call, thread), 0, NULL},
+    {"again", T_LONGLONG, offsetof(Call, again), 0, NULL},
+    {"epoch", T_LONGLONG, offsetof(Call, epoch), 0, NULL},
+    {"flags", T_LONGLONG, offsetof(Call, flags), 0, NULL},
+    {"wanted", T_BOOL, offsetof(Call, wanted), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {Py_tp_members, call_members}, {0, NULL}};
+static PyType_Spec call_spec = {"ulpscope._taps.Call", sizeof(Call), 0, Py_TPFLAGS_DEFAULT, call_slots};
+
+static int state_traverse(State *s, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(s));
+    for (int i = 0; i < STATE_OBJECTS; i++) Py_VISIT(s->object[i]);
+    return 0;
+}
+static int state_clear(State *s) {
+    for (int i = 0; i < STATE_OBJECTS; i++) Py_CLEAR(s->object[i]);
+    return 0;
+}
+static void state_dealloc(State *s) {
+    PyTypeObject *type = Py_TYPE(s);
+    PyObject_GC_UnTrack(s);
+    state_clear(s);
+    PyObject_GC_Del(s);
+    Py_DECREF(type);
+}
+static PyMemberDef state_members[] = {
+    {"number", T_LONGLONG, offsetof(State, number), 0, NULL},
+    {"compiled", T_LONGLONG, offsetof(State, compiled), 0, NULL},
+    {"busy", T_BOOL, offsetof(State, busy), 0, NULL},
+    {"calls", T_OBJECT, offsetof(State, object[CALLS]), 0, NULL},
+    {"modules", T_OBJECT, offsetof(State, object[MODULES]), 0, NULL},
+    {"mode", T_OBJECT, offsetof(State, object[MODE]), 0, NULL},
+    {"region", T_OBJECT, offsetof(State, object[REGION]), 0, NULL},
+    {"redispatched", T_OBJECT, offsetof(State, object[REDISPATCHED]), 0, NULL},
+    {"guard", T_OBJECT, offsetof(State, object[GUARD]), 0, NULL},
+    {"free", T_OBJECT, offsetof(State, object[FREE]), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot state_slots[] = {
+    {Py_tp_dealloc, state_dealloc}, {Py_tp_traverse, state_traverse}, {Py_tp_clear, state_clear},
+    {Py_tp_members, state_members}, {0, NULL}};
+static PyType_Spec state_spec = {
+    "ulpscope._taps.State", sizeof(State), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, state_slots};
+
+PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *recipe_type;
+
+/* --- the module -------------------------------------------------------------------------------------------------- */
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **kept) {
+    PyObject *type = PyType_FromSpec(spec);
+    if (!type) return -1;
+    if (kept) *kept = (PyTypeObject *)Py_NewRef(type);
+    return PyModule_AddObject(module, name, type);
+}
+static int execute(PyObject *module) {
+    for (int i = 0; i < WORDS; i++)
+        if (!(word[i] = PyUnicode_InternFromString(spelling[i]))) return -1;
+    return add_type(module, "Frames", &frames_spec, NULL) || add_type(module, "Call", &call_spec, &call_type) ||
+           add_type(module, "State", &state_spec, &state_type) || add_type(module, "Hook", &hook_spec, &hook_type) ||
+           add_type(module, "Edges", &edges_spec, &edges_type) || add_type(module, "Pass", &pass_spec, &pass_type) ||
+           add_type(module, "Part", &part_spec, &part_type) || add_type(module, "Fast", &fast_spec, NULL) || add_type(module, "Mode", &mode_spec, NULL) ||
+           add_type(module, "Kernel", &kernel_spec, NULL) || add_type(module, "Recipe", &recipe_spec, &recipe_type) ||
+           add_type(module, "Lane", &lane_spec, &lane_type);
+}
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_slots = slots};
+PyMODINIT_FUNC PyInit__taps(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,198 @@
+/* What the files of the capture's hot path share: _taps.c (frames, calls), _numbers.c (names, stacks, values),
+ * _modes.c (calls and the function mode), _backward.c (gradients),
+ * _gauge.c (tensors on a device). */
+#ifndef ULPSCOPE_TAPS_H
+#define ULPSCOPE_TAPS_H
+#include <Python.h>
+#include <stdint.h>
+
+#if Py_LIMITED_API + 0 < 0x030b0000
+/* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
+typedef struct {
+    void *buf;
+    PyObject *obj;
+    Py_ssize_t len, itemsize;
+    int readonly, ndim;
+    void *format, *shape, *strides, *suboffsets, *internal;
+} Py_buffer;
+PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
+PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
+enum { PyBUF_WRITABLE = 1 };
+#endif
+
+enum { CALL_BYTES = 72, MEASURE_BYTES = 112, MOST_PLACES = 32, PHASES = 5, ROLES = 3 };
+#define NONE32 0xFFFFFFFFu
+#define NONE64 0xFFFFFFFFFFFFFFFFu
+
+/* Words of Python, in the order of their spelling in _taps.c. */
+enum {
+    F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG,
+    IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK, ACQUIRE, RELEASE, ACTIVE,
+    BEFORE_FIRST, IGNORED, DROP_LEFT_OVER, NOTE, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
+    SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, REWRITTEN, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
+    SITE_SIGN, FAST, KIND, NAME, QUIET, ARM, ANCHOR, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
+    OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE, UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, WORDS
+};
+extern PyObject *word[WORDS];
+#define GET(object, name) PyObject_GetAttr(object, word[name])
+#define ASK(object, name) PyObject_CallMethodObjArgs(object, word[name], NULL)
+
+/* Three numbers to one; the first is never 0. */
+typedef struct {
+    uint64_t *cells;
+    size_t mask, used;
+} Table;
+uint64_t *table_find(const Table *, uint64_t, uint64_t, uint64_t);
+int table_put(Table *, uint64_t, uint64_t, uint64_t, uint64_t);
+void table_empty(Table *);
+int grow(void *array, size_t *room, size_t count, size_t item);
+int64_t number_of(PyObject *owned);
+int truth_of(PyObject *owned);
+static inline void set_ref(PyObject **to, PyObject *owned) {
+    PyObject *old = *to;
+    *to = owned;
+    Py_XDECREF(old);
+}
+
+typedef struct {
+    char *data;
+    size_t size, room;
+} Bytes;
+typedef struct {
+    PyObject_HEAD
+    PyObject *put, *wake;
+    Py_buffer view;
+    char *map;
+    char failed;
+    uint64_t capacity, sizes[5], sketch_size, calls;
+    uint32_t string_count, measure_count;
+    Bytes strings, measures, sketches;
+} Frames;
+int frames_commit(Frames *, char *row, const void *values, size_t size);
+int64_t frames_string(Frames *, const char *json, size_t size);
+int64_t frames_measure(Frames *, const char *row, size_t size);
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *kind, *name, *module, *note, *phase;
+    long long index, seq, parent, origin, stack, thread, again, epoch, flags;
+    char wanted;
+    uint32_t *values; /* four each: slot, meta, measure, text */
+    size_t count, room;
+} Call;
+
+enum { CALLS, MODULES, MODE, REGION, REDISPATCHED, GUARD, FREE, STATE_OBJECTS };
+typedef struct {
+    PyObject_HEAD
+    PyObject *object[STATE_OBJECTS];
+    long long number, compiled;
+    char busy;
+} State;
+
+/* A text of a dump: its bytes stay, its number belongs to one step. */
+typedef struct {
+    PyObject *json;
+    uint32_t number, epoch;
+} Entry;
+typedef struct {
+    uint32_t kind, name, epoch, count[PHASES];
+} Named;
+/* A chain of frames; bits: 1 it passes through checkpointing, 2 through a __torch_dispatch__. */
+typedef struct {
+    PyObject *json;
+    int bits;
+} Chain;
+/* One kind of tensor. */
+typedef struct {
+    PyObject *python, *shape, *stride, *code, *lane, *recipe;
+    uint32_t facts, layout;
+    int plain;
+    uint64_t itemsize, nbytes, extent;
+} Meta;
+/* A tensor that was measured: itself (offset and layout 0 in its key), or a part of its base. */
+typedef struct {
+    PyObject *weak;
+    uint64_t key[3];
+    uint64_t version, pointer, memory, offset;
+    uint32_t layout, row[3];
+    int requires_grad;
+} Seen;
+
+enum {
+    RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING, GRAD_ENABLED,
+    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS, FREEING, ADD, EXCLUDED, INFERENCE, TAP, BACKWARD, NAMES, APIS, GIVEN
+};
+typedef struct {
+    PyObject_HEAD
+    PyObject *given[GIVEN];
+    char reuse, on_module, all_free, forward, backward, node_order;
+    unsigned roles;
+    uint32_t epoch, counted; /* of the numbers, and of the counters of names */
+    uint64_t sequence, threads;
+    PyObject *key; /* of this among what a thread keeps */
+    Entry *entries;
+    size_t entry_count, entry_room;
+    PyObject *plain, *json, *named_index, *metas_index, *layouts, *slot_index[ROLES], *scalars[7];
+    Named *named;
+    size_t named_count, named_room;
+    uint32_t places[ROLES][MOST_PLACES];
+    Chain *chains;
+    size_t chain_count, chain_room;
+    Table links, stacks, marked, codes, sites, shapes;
+    PyObject *kept;    /* code objects, whose addresses are keys */
+    PyObject *nowhere; /* the empty path */
+    Meta *metas;
+    size_t meta_count, meta_room;
+    Seen *seen;
+    size_t seen_count, seen_room, sweep_at;
+    Table seen_at, known, distrusted;
+    struct Pass *unfinished;
+    struct Anchor *anchors; /* the newest first */
+    uint64_t armed;
+} Fast;
+
+/* Of _numbers.c. Numbers are -1 after an error. */
+void forget_step(Fast *, int anew);
+void drop_metas(Fast *);
+void drop_anchors(Fast *);
+void forget_values(Fast *);
+void release_value(Fast *, PyObject *value);
+int64_t text_number(Fast *, int64_t entry);
+int64_t plain_entry(Fast *, PyObject *text);
+int64_t json_entry(Fast *, PyObject *json);
+int64_t slot_entry(Fast *, int role, PyObject *path);
+int64_t place_entry(Fast *, int role, Py_ssize_t at);
+int64_t named_at(Fast *, PyObject *kind, PyObject *name);
+int code_class(Fast *, PyObject *code);
+int64_t stack_number(Fast *, PyObject *frame, PyObject *stop, int64_t above, int *bits);
+int value_row(Fast *, PyObject *value, int produced, uint32_t row[3]);
+int is_leaf(Fast *, PyObject *value);
+
+/* Of _modes.c. */
+enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
+Call *open_backward(Fast *, State *, PyObject *kind, PyObject *name, const long long *facts, PyObject *module, long long again);
+int show(Fast *, Call *, int role, PyObject *path, Py_ssize_t at, PyObject *value, PyObject *unread, int produced);
+int close_call(Fast *, Call *);
+int tell(Fast *, const char *text);
+int enter(Fast *, State *);
+void leave(Fast *, State *);
+int border(Fast *, PyObject *kind, PyObject *name, int is_backward);
+State *state_here(Fast *);
+
+/* Of _gauge.c. */
+int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, uint64_t pointer);
+int is_lane(PyObject *);
+
+/* Of _backward.c. */
+typedef struct Edges Edges;
+int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
+void drop_passes(Fast *);
+PyObject *fast_hook(Fast *, PyObject *args);
+PyObject *fast_edges(Fast *, PyObject *args);
+PyObject *fast_arm(Fast *, PyObject *args);
+PyObject *fast_finish_pass(Fast *, PyObject *state);
+
+extern PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *recipe_type;
+extern PyType_Spec fast_spec, mode_spec, hook_spec, edges_spec, pass_spec, part_spec, kernel_spec, recipe_spec, lane_spec;
+
+#endif

@@ -1,0 +1,119 @@
+"""Frames of the journal: what has come since the last one, with the place of each part in its table.
+
+`Frames` comes from the C extension where it could be built; `PlainFrames` does the same in Python. The caller sees to it that
+one thread at a time is inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ulpscope import native
+from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, VALUE_BYTES
+
+_MEASURE_BYTES = native.ROW.itemsize
+_FIRST_VALUE = 24
+_HEAD, _TAKEN, _DATA = slice(16, 24), slice(24, 32), 4096
+
+
+class PlainFrames:
+    """`put` takes a frame that does not fit into the ring right now and says whether it did; `wake` is called when the
+    ring is a quarter full."""
+
+    def __init__(self, put: Callable[[bytes], bool], wake: Callable[[], None]) -> None:
+        self.failed = False
+        self._put = put
+        self._wake = wake
+        self.attach(None)
+
+    def attach(self, view: memoryview | None) -> None:
+        """Begins with the memory of a ring; None lets go of it."""
+        self._view = view
+        self._sizes = [0, 0, 0, 0, 0]
+        self._strings: list[bytes] = []
+        self._measures: list[bytes] = []
+        self._sketches: list[bytes] = []
+        self._string_count = 0
+        self.measures = 0
+        self.sketch_size = 0
+        self.calls = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._measures)
+
+    @property
+    def pending_strings(self) -> int:
+        return len(self._strings)
+
+    def add_string(self, json_text: str) -> int:
+        """Stores one JSON text and returns its number. The caller interns: the same text twice is two entries."""
+        self._strings.append(json_text.encode("utf-8", "backslashreplace") + b"\n")
+        self._string_count += 1
+        return self._string_count - 1
+
+    def add_measured(self, row: bytes) -> int:
+        """Stores a row and the sketch behind it; returns its number."""
+        if len(row) > _MEASURE_BYTES:
+            self._sketches.append(row[_MEASURE_BYTES:])
+            self.sketch_size += len(row) - _MEASURE_BYTES
+            row = row[:_MEASURE_BYTES]
+        self._measures.append(row)
+        self.measures += 1
+        return self.measures - 1
+
+    def commit(self, row: bytes, values: bytes) -> None:
+        """Puts a frame of what has come since the last one and of a call, if there is one; its first value is filled in."""
+        if row:
+            first = self._sizes[3] // VALUE_BYTES
+            row = row[:_FIRST_VALUE] + first.to_bytes(8, "little") + row[_FIRST_VALUE + 8 :]
+        parts = (_taken(self._strings), _taken(self._measures), _taken(self._sketches), values, row)
+        if self._place(self._sizes, parts):
+            self._sizes = [size + len(part) for size, part in zip(self._sizes, parts, strict=True)]
+            self.calls += bool(row)
+
+    def patch(self, place: int, rows: bytes, sketches: bytes) -> None:
+        """Puts rows of measures that are there already, and sketches that follow the last ones."""
+        sizes = self._sizes
+        if self._place([sizes[0], place, *sizes[2:]], (b"", rows, sketches, b"", b"")):
+            sizes[2] += len(sketches)
+        self.sketch_size += len(sketches)
+
+    def _place(self, places: list[int], parts: tuple[bytes, ...]) -> bool:
+        view = self._view
+        if view is None or self.failed:
+            return False
+        lengths = [len(part) for part in parts]
+        frame = b"".join((FRAME.pack(FRAME_MAGIC, sum(lengths), *places, *lengths), *parts))
+        capacity = len(view) - _DATA
+        head, taken = int.from_bytes(view[_HEAD], "little"), int.from_bytes(view[_TAKEN], "little")
+        if len(frame) > capacity - (head - taken):
+            return self._put(frame)
+        at = head % capacity
+        first = min(len(frame), capacity - at)
+        view[_DATA + at : _DATA + at + first] = frame[:first]
+        view[_DATA : _DATA + len(frame) - first] = frame[first:]
+        head += len(frame)
+        view[_HEAD] = head.to_bytes(8, "little")
+        if head - taken > capacity // 4:
+            self._wake()
+        return True
+
+
+def _taken(parts: list[bytes]) -> bytes:
+    whole = b"".join(parts)
+    parts.clear()
+    return whole
+
+
+def _made() -> Any:
+    try:
+        from ulpscope._taps import Frames
+    except ImportError:
+        return PlainFrames
+    return Frames
+
+
+Frames = _made()
+assert CALL_ROW.size == 72 and FRAME.size == 72 and _MEASURE_BYTES == 112  # as _taps.h has them
