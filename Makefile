@@ -27,7 +27,7 @@ help:
 venv: $(STAMP)
 
 # torch first, so that the package never decides which torch is installed.
-$(STAMP): pyproject.toml setup.py $(wildcard src/ulpscope/_native.c)
+$(STAMP): pyproject.toml setup.py $(wildcard src/ulpscope/*.[ch] src/ulpscope/*/*.c src/ulpscope/*/*/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,lint]"
@@ -56,6 +56,7 @@ conformance:
 	$(PYTHON) tools/conformance.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/ulpscope/_native*.so src/ulpscope/_native*.pyd
+	rm -rf $(VENV) build dist src/*.egg-info
+	find src -name "*.so" -o -name "*.pyd" | xargs rm -f
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,6 +5,7 @@ do the same work.
 """
 
 import os
+import sys
 import sysconfig
 
 from setuptools import Extension, setup
@@ -13,17 +14,17 @@ from setuptools import Extension, setup
 limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
-def extension(name: str, *flags: str, includes: tuple[str, ...] = ()) -> Extension:
+def extension(name: str, *flags: str, includes: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> Extension:
     return Extension(
         f"ulpscope.{name}",
-        sources=[f"src/ulpscope/{name.replace('.', '/')}.c"],
+        sources=[f"src/ulpscope/{file.replace('.', '/')}.c" for file in (name, *more)],
         depends=[f"src/ulpscope/{include}" for include in includes],
         py_limited_api=limited_api,
         define_macros=[("Py_LIMITED_API", "0x030a0000")],
         # Neither flag changes a result: they only drop errno and the floating-point exception flags.
         extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", *flags],
         optional=True,
-        libraries=[] if os.name == "nt" else ["m"],
+        libraries=[] if os.name == "nt" else ["m", "dl"] if sys.platform == "linux" else ["m"],
     )
 
 
@@ -33,6 +34,9 @@ setup(
         extension("_native", includes=("_crc.h",)),
         extension("_making"),
         extension("_pairs", "-ffp-contract=off", includes=("_crc.h", "_pairs_kernels.h", "_pairs_near.h")),
+        extension(
+            "_taps", includes=("_taps.h",), more=("_taps_numbers", "_taps_modes", "_taps_backward", "_taps_gauge")
+        ),
         extension("store.formats._leaves"),
         extension("report._cells"),
     ],

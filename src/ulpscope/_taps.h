@@ -1,6 +1,6 @@
-/* What the files of the capture's hot path share: _taps.c (frames, calls), _numbers.c (names, stacks, values),
- * _modes.c (calls and the function mode), _backward.c (gradients),
- * _gauge.c (tensors on a device). */
+/* What the files of the capture's hot path share: _taps.c (frames, calls), _taps_numbers.c (names, stacks, values),
+ * _taps_modes.c (calls and the function mode), _taps_backward.c (gradients),
+ * _taps_gauge.c (tensors on a device). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
 #include <Python.h>
@@ -151,7 +151,7 @@ typedef struct {
     uint64_t armed;
 } Fast;
 
-/* Of _numbers.c. Numbers are -1 after an error. */
+/* Of _taps_numbers.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
 void drop_metas(Fast *);
 void drop_anchors(Fast *);
@@ -168,7 +168,7 @@ int64_t stack_number(Fast *, PyObject *frame, PyObject *stop, int64_t above, int
 int value_row(Fast *, PyObject *value, int produced, uint32_t row[3]);
 int is_leaf(Fast *, PyObject *value);
 
-/* Of _modes.c. */
+/* Of _taps_modes.c. */
 enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
 Call *open_backward(Fast *, State *, PyObject *kind, PyObject *name, const long long *facts, PyObject *module, long long again);
 int show(Fast *, Call *, int role, PyObject *path, Py_ssize_t at, PyObject *value, PyObject *unread, int produced);
@@ -179,11 +179,11 @@ void leave(Fast *, State *);
 int border(Fast *, PyObject *kind, PyObject *name, int is_backward);
 State *state_here(Fast *);
 
-/* Of _gauge.c. */
+/* Of _taps_gauge.c. */
 int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, uint64_t pointer);
 int is_lane(PyObject *);
 
-/* Of _backward.c. */
+/* Of _taps_backward.c. */
 typedef struct Edges Edges;
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
 void drop_passes(Fast *);

@@ -1,0 +1,59 @@
+"""What C records of a program is what Python would have recorded."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ulpscope
+from integration.runs import Build, seed
+from integration.test_models_unchanged import PROGRAMS
+from ulpscope.capture import session
+from ulpscope.naming import call_text, slot_text
+
+pytestmark = pytest.mark.skipif(session._taps is None, reason="the extension was not built")
+
+
+def recorded(build: Build, path: Path, level: str) -> list[tuple[Any, ...]]:
+    """Every call of three steps, with everything that is told of it but places in files."""
+    seed()
+    program = build()
+    with ulpscope.capture(path, model=program.model, level=level, checksum=True):
+        for _ in range(3):
+            program.step()
+    dump = ulpscope.open_dump(path)
+    return [
+        (
+            call_text(call.id),
+            dataclasses.replace(call, values=(), stack=None),
+            [(frame.line, frame.function) for frame in dump.stack(call)],
+            [
+                (slot_text(value.slot), dataclasses.replace(value, measure=None, payload=None, extra={}))
+                for value in call.values
+            ],
+        )
+        for call in dump.calls()
+    ]
+
+
+@pytest.mark.parametrize("level", ["op", "module"])
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.filterwarnings("ignore")
+def test_c_records_what_python_records(
+    name: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    found = []
+    try:
+        PROGRAMS[name]().step()  # some things happen in the first run of a process only
+        for number, taps in enumerate((session._taps, None)):
+            monkeypatch.setattr(session, "_taps", taps)
+            found.append(recorded(PROGRAMS[name], tmp_path / str(number), level))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    by_c, by_python = found
+    assert [call[0] for call in by_c] == [call[0] for call in by_python]
+    for one, other in zip(by_c, by_python, strict=True):
+        assert repr(one) == repr(other)
