@@ -35,7 +35,9 @@ setup(
         extension("_making"),
         extension("_pairs", "-ffp-contract=off", includes=("_crc.h", "_pairs_kernels.h", "_pairs_near.h")),
         extension(
-            "_taps", includes=("_taps.h",), more=("_taps_numbers", "_taps_modes", "_taps_backward", "_taps_gauge")
+            "_taps",
+            includes=("_taps.h",),
+            more=("_taps_numbers", "_taps_modes", "_taps_fast", "_taps_backward", "_taps_gauge"),
         ),
         extension("store.formats._leaves"),
         extension("report._cells"),

@@ -107,6 +107,8 @@ def kernels() -> list[tuple[str, int, float, float]]:
     from ulpscope.frameworks.torch.cuda_gauge import CudaGauge
 
     class Nowhere:
+        unknown_measure = bytes(native.ROW.itemsize)
+
         def reserve_measure(self) -> int:
             return 0
 

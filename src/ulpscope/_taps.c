@@ -19,10 +19,14 @@ static const char *const spelling[WORDS] = {
     "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
     "storage_offset", "is_neg", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
     "register_hook", "acquire", "release", "active", "before_first", "ignored", "_drop_left_over", "note", "trouble",
-    "close_raised", "wants", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts", "take",
-    "_rewritten", "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind", "name",
-    "quiet", "arm", "_anchor", "slow", "facts", "plain", "itemsize", "nbytes", "extent", "layout", "__enter__", "__exit__",
-    "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe", "code",
+    "close_raised", "wants", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
+        "take",
+    "_rewritten", "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind",
+        "name",
+    "quiet", "arm", "_anchor", "slow", "facts", "plain", "itemsize", "nbytes", "extent", "layout", "__enter__",
+        "__exit__",
+    "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe",
+        "code",
     "untyped_storage", "resizable", "start", "stop", "step",
 };
 
@@ -176,7 +180,8 @@ static PyObject *frames_add_string(Frames *f, PyObject *text) {
     return PyLong_FromLongLong(number);
 }
 int64_t frames_measure(Frames *f, const char *row, size_t size) {
-    if (append(&f->measures, row, MEASURE_BYTES) || append(&f->sketches, row + MEASURE_BYTES, size - MEASURE_BYTES)) return -1;
+    if (append(&f->measures, row, MEASURE_BYTES) || append(&f->sketches, row + MEASURE_BYTES, size - MEASURE_BYTES))
+        return -1;
     f->sketch_size += size - MEASURE_BYTES;
     return f->measure_count++;
 }
@@ -213,6 +218,50 @@ static PyObject *frames_patch(Frames *f, PyObject *args) {
     f->sketch_size += (uint64_t)more;
     Py_RETURN_NONE;
 }
+/* Takes all whole frames apart; store/frames.py says into what. */
+static PyObject *split(PyObject *module, PyObject *args) {
+    const char *data;
+    Py_ssize_t length;
+    unsigned long long filed;
+    if (!PyArg_ParseTuple(args, "y#K", &data, &length, &filed)) return NULL;
+    Bytes tables[5] = {{0}};
+    PyObject *patches = PyList_New(0), *starts = PyList_New(0), *parts = PyTuple_New(5), *result = NULL;
+    Py_ssize_t at = 0;
+    int failed = !patches || !starts || !parts;
+    while (!failed && at + FRAME_HEAD <= length) {
+        uint32_t body, sizes[5];
+        uint64_t places[5], all = 0;
+        memcpy(&body, data + at + 4, 4), memcpy(places, data + at + 8, 40), memcpy(sizes, data + at + 48, 20);
+        if (at + FRAME_HEAD + (Py_ssize_t)body > length) break;
+        const char *cut = data + at + FRAME_HEAD;
+        for (int i = 0; i < 5; i++) all += sizes[i];
+        if (all > body) failed = 1, PyErr_SetString(PyExc_ValueError, "a frame of the journal is broken");
+        for (int i = 0; !failed && !at && i < 5; i++) {
+            PyObject *start = PyLong_FromUnsignedLongLong(places[i]);
+            failed = !start || PyList_Append(starts, start);
+            Py_XDECREF(start);
+        }
+        for (int i = 0; !failed && i < 5; cut += sizes[i++]) {
+            if (i == 1 && sizes[i] && places[1] != filed) {
+                PyObject *patch = Py_BuildValue("(Ky#)", places[1], cut, (Py_ssize_t)sizes[i]);
+                failed = !patch || PyList_Append(patches, patch);
+                Py_XDECREF(patch);
+            } else {
+                failed = append(tables + i, cut, sizes[i]);
+                if (i == 1) filed += sizes[i];
+            }
+        }
+        at += FRAME_HEAD + (Py_ssize_t)body;
+    }
+    for (int i = 0; !failed && i < 5; i++) {
+        PyObject *bytes = PyBytes_FromStringAndSize(tables[i].data, (Py_ssize_t)tables[i].size);
+        failed = !bytes || PyTuple_SetItem(parts, i, bytes);
+    }
+    if (!failed) result = Py_BuildValue("(nOOOK)", at, starts, parts, patches, filed);
+    for (int i = 0; i < 5; i++) free(tables[i].data);
+    Py_XDECREF(patches), Py_XDECREF(starts), Py_XDECREF(parts);
+    return result;
+}
 static void frames_dealloc(Frames *f) {
     PyTypeObject *type = Py_TYPE(f);
     PyObject_GC_UnTrack(f);
@@ -236,7 +285,8 @@ static PyMethodDef frames_methods[] = {
     {"attach", (PyCFunction)frames_attach, METH_O, "Begins with the memory of a ring; None lets go of it."},
     {"add_string", (PyCFunction)frames_add_string, METH_O, "Stores one JSON text; its number."},
     {"add_measured", (PyCFunction)frames_add_measured, METH_O, "Stores a row and its sketch; its number."},
-    {"commit", (PyCFunction)frames_commit_call, METH_VARARGS, "Puts a frame: a call's row, or nothing, and its values."},
+    {"commit", (PyCFunction)frames_commit_call, METH_VARARGS,
+        "Puts a frame: a call's row, or nothing, and its values."},
     {"patch", (PyCFunction)frames_patch, METH_VARARGS, "Puts rows of measures at their place, and further sketches."},
     {NULL, NULL, 0, NULL},
 };
@@ -336,10 +386,13 @@ static int execute(PyObject *module) {
     return add_type(module, "Frames", &frames_spec, NULL) || add_type(module, "Call", &call_spec, &call_type) ||
            add_type(module, "State", &state_spec, &state_type) || add_type(module, "Hook", &hook_spec, &hook_type) ||
            add_type(module, "Edges", &edges_spec, &edges_type) || add_type(module, "Pass", &pass_spec, &pass_type) ||
-           add_type(module, "Part", &part_spec, &part_type) || add_type(module, "Fast", &fast_spec, NULL) || add_type(module, "Mode", &mode_spec, NULL) ||
+           add_type(module, "Part", &part_spec, &part_type) || add_type(module, "Fast", &fast_spec, NULL) ||
+               add_type(module, "Mode", &mode_spec, NULL) ||
            add_type(module, "Kernel", &kernel_spec, NULL) || add_type(module, "Recipe", &recipe_spec, &recipe_type) ||
            add_type(module, "Lane", &lane_spec, &lane_type);
 }
+static PyMethodDef functions[] = {{"split", split, METH_VARARGS, "Takes frames apart."}, {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
-static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_slots = slots};
+static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_methods = functions,
+    .m_slots = slots};
 PyMODINIT_FUNC PyInit__taps(void) { return PyModuleDef_Init(&definition); }

@@ -1,5 +1,5 @@
 /* What the files of the capture's hot path share: _taps.c (frames, calls), _taps_numbers.c (names, stacks, values),
- * _taps_modes.c (calls and the function mode), _taps_backward.c (gradients),
+ * _taps_modes.c (calls and the function mode), _taps_fast.c (what Python calls), _taps_backward.c (gradients),
  * _taps_gauge.c (tensors on a device). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
@@ -31,7 +31,8 @@ enum {
     BEFORE_FIRST, IGNORED, DROP_LEFT_OVER, NOTE, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, REWRITTEN, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
     SITE_SIGN, FAST, KIND, NAME, QUIET, ARM, ANCHOR, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
-    OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE, UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, WORDS
+    OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
+        UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, WORDS
 };
 extern PyObject *word[WORDS];
 #define GET(object, name) PyObject_GetAttr(object, word[name])
@@ -119,8 +120,10 @@ typedef struct {
 } Seen;
 
 enum {
-    RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING, GRAD_ENABLED,
-    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS, FREEING, ADD, EXCLUDED, INFERENCE, TAP, BACKWARD, NAMES, APIS, GIVEN
+    RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING,
+        GRAD_ENABLED,
+    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS,
+        FREEING, ADD, EXCLUDED, INFERENCE, TAP, BACKWARD, NAMES, APIS, GIVEN
 };
 typedef struct {
     PyObject_HEAD
@@ -170,7 +173,11 @@ int is_leaf(Fast *, PyObject *value);
 
 /* Of _taps_modes.c. */
 enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
-Call *open_backward(Fast *, State *, PyObject *kind, PyObject *name, const long long *facts, PyObject *module, long long again);
+Call *open_call(Fast *, State *, PyObject *kind, PyObject *name, PyObject *frame, int phase, int *bits);
+int phase_of(const Fast *, PyObject *phase);
+int role_of(const Fast *, PyObject *role);
+Call *open_backward(Fast *, State *, PyObject *kind, PyObject *name, const long long *facts, PyObject *module,
+    long long again);
 int show(Fast *, Call *, int role, PyObject *path, Py_ssize_t at, PyObject *value, PyObject *unread, int produced);
 int close_call(Fast *, Call *);
 int tell(Fast *, const char *text);
@@ -193,6 +200,7 @@ PyObject *fast_arm(Fast *, PyObject *args);
 PyObject *fast_finish_pass(Fast *, PyObject *state);
 
 extern PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *recipe_type;
-extern PyType_Spec fast_spec, mode_spec, hook_spec, edges_spec, pass_spec, part_spec, kernel_spec, recipe_spec, lane_spec;
+extern PyType_Spec fast_spec, mode_spec, hook_spec, edges_spec, pass_spec, part_spec, kernel_spec, recipe_spec,
+    lane_spec;
 
 #endif

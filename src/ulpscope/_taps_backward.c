@@ -19,7 +19,8 @@ typedef struct {
     long long facts[5]; /* index, epoch, seq, parent, stack */
 } Forward;
 static Forward forward_of(const Call *c) {
-    return (Forward){Py_NewRef(c->kind), Py_NewRef(c->name), Py_NewRef(c->module), {c->index, c->epoch, c->seq, c->parent, c->stack}};
+    return (Forward){Py_NewRef(c->kind), Py_NewRef(c->name), Py_NewRef(c->module), {c->index, c->epoch, c->seq,
+        c->parent, c->stack}};
 }
 static void forward_drop(Forward *w) {
     Py_CLEAR(w->kind);
@@ -125,8 +126,10 @@ static void hook_dealloc(Hook *h) {
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(h);
     Py_DECREF(type);
 }
-static PyMemberDef hook_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Hook, weak), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
-static PyType_Slot hook_slots[] = {{Py_tp_dealloc, hook_dealloc}, {Py_tp_call, hook_call}, {Py_tp_members, hook_members}, {0, NULL}};
+static PyMemberDef hook_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Hook, weak), READONLY, NULL}, {NULL,
+    0, 0, 0, NULL}};
+static PyType_Slot hook_slots[] = {{Py_tp_dealloc, hook_dealloc}, {Py_tp_call, hook_call}, {Py_tp_members,
+    hook_members}, {0, NULL}};
 PyType_Spec hook_spec = {"ulpscope._taps.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT, hook_slots};
 
 /* --- a call made of several nodes -------------------------------------------------------------------------------- */
@@ -226,7 +229,8 @@ static int part_show(Part *part, State *s, PyObject *grads) {
     if (!part->places) failed = show_outputs(f, p->open, part->outputs, part->output, grads, 0);
     for (size_t i = 0; !failed && i < part->count; i++) {
         int place = part->places[2 * i];
-        failed = pass_add(p, p->shares + part->places[2 * i + 1], place < PyTuple_Size(grads) ? PyTuple_GetItem(grads, place) : Py_None);
+        failed = pass_add(p, p->shares + part->places[2 * i + 1],
+            place < PyTuple_Size(grads) ? PyTuple_GetItem(grads, place) : Py_None);
     }
     return failed || (--p->left <= 0 && pass_finish(p)) ? -1 : 0;
 }
@@ -236,7 +240,8 @@ static PyObject *part_call(Part *part, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTuple(args, "O!|O", &PyTuple_Type, &grads, &out)) return NULL;
     Py_INCREF(part); /* and with it the pass, whatever runs inside */
     int entered = inside(part->pass->fast, &here);
-    PyObject *result = entered > 0 ? outside(part->pass->fast, &here, &part->pass->forward, part_show(part, here.state, grads)) : entered ? NULL : Py_NewRef(Py_None);
+    PyObject *result = entered > 0 ? outside(part->pass->fast, &here, &part->pass->forward, part_show(part,
+        here.state, grads)) : entered ? NULL : Py_NewRef(Py_None);
     Py_DECREF(part);
     return result;
 }
@@ -258,7 +263,8 @@ static void part_dealloc(Part *part) {
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(part);
     Py_DECREF(type);
 }
-static PyMemberDef pass_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Pass, weak), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyMemberDef pass_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Pass, weak), READONLY, NULL}, {NULL,
+    0, 0, 0, NULL}};
 static PyType_Slot pass_slots[] = {{Py_tp_dealloc, pass_dealloc}, {Py_tp_members, pass_members}, {0, NULL}};
 PyType_Spec pass_spec = {"ulpscope._taps.Pass", sizeof(Pass), 0, Py_TPFLAGS_DEFAULT, pass_slots};
 static PyType_Slot part_slots[] = {{Py_tp_dealloc, part_dealloc}, {Py_tp_call, part_call}, {0, NULL}};
@@ -305,11 +311,13 @@ static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek
         else edge->number = number_of(GET(value, OUTPUT_NR));
         return PyErr_Occurred() ? -1 : 0;
     }
-    if (value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) || PySlice_Check(value) || value == Py_Ellipsis) return 0;
+    if (value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) ||
+        PySlice_Check(value) || value == Py_Ellipsis) return 0;
     if (depth == MOST_DEEP || !(PyTuple_CheckExact(value) || PyList_CheckExact(value))) return 1;
     Py_ssize_t size = PySequence_Size(value);
     for (Py_ssize_t at = 0; at < size; at++) {
-        PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at), *full = step ? PySequence_Concat(path, step) : NULL;
+        PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at),
+            *full = step ? PySequence_Concat(path, step) : NULL;
         int status = item && full ? add_edge(f, e, item, full, peek, depth + 1) : -1;
         Py_XDECREF(item), Py_XDECREF(step), Py_XDECREF(full);
         if (status) return status;
@@ -322,7 +330,8 @@ static Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek) {
     PyObject *key, *value, *path;
     int status = e ? 0 : -1;
     for (Py_ssize_t at = 0, size = PyTuple_Size(args); !status && at < size; at++) {
-        if (is_leaf(f, value = PyTuple_GetItem(args, at)) && Py_TYPE(value) != (PyTypeObject *)f->given[TENSOR] && Py_TYPE(value) != (PyTypeObject *)f->given[PARAMETER]) continue;
+        if (is_leaf(f, value = PyTuple_GetItem(args, at)) && Py_TYPE(value) != (PyTypeObject *)f->given[TENSOR] &&
+            Py_TYPE(value) != (PyTypeObject *)f->given[PARAMETER]) continue;
         path = Py_BuildValue("(n)", at);
         status = path ? add_edge(f, e, value, path, peek, 0) : -1;
         Py_XDECREF(path);
@@ -350,14 +359,18 @@ static PyObject *edges_table(Edges *e, PyObject *none) {
     PyObject *table = PyDict_New();
     for (size_t i = 0; table && i < e->count; i++) {
         Edge *edge = e->list + i;
-        PyObject *key = edge->number < 0 ? PyLong_FromVoidPtr(edge->node) : Py_BuildValue("(OL)", edge->node, (long long)edge->number);
-        PyObject *paths = key ? PyDict_GetItemWithError(table, key) : NULL, *made = paths ? Py_NewRef(paths) : PyList_New(0);
-        if (!key || !made || PyList_Append(made, edge->path) || (!paths && PyDict_SetItem(table, key, made))) Py_CLEAR(table);
+        PyObject *key = edge->number < 0 ? PyLong_FromVoidPtr(edge->node) : Py_BuildValue("(OL)", edge->node,
+            (long long)edge->number);
+        PyObject *paths = key ? PyDict_GetItemWithError(table, key) : NULL, *made = paths ? Py_NewRef(paths) :
+            PyList_New(0);
+        if (!key || !made || PyList_Append(made, edge->path) || (!paths && PyDict_SetItem(table, key, made)))
+            Py_CLEAR(table);
         Py_XDECREF(key), Py_XDECREF(made);
     }
     return table;
 }
-static PyMethodDef edges_methods[] = {{"table", (PyCFunction)edges_table, METH_NOARGS, "Paths by edge."}, {NULL, NULL, 0, NULL}};
+static PyMethodDef edges_methods[] = {{"table", (PyCFunction)edges_table, METH_NOARGS, "Paths by edge."}, {NULL,
+    NULL, 0, NULL}};
 static PyType_Slot edges_slots[] = {{Py_tp_dealloc, edges_dealloc}, {Py_tp_methods, edges_methods}, {0, NULL}};
 PyType_Spec edges_spec = {"ulpscope._taps.Edges", sizeof(Edges), 0, Py_TPFLAGS_DEFAULT, edges_slots};
 
@@ -393,7 +406,8 @@ typedef struct {
 } Nodes;
 static int meet(Nodes *nodes, PyObject *node) {
     if (table_find(&nodes->met, (uint64_t)node, 0, 0)) return 0;
-    if (grow(&nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || table_put(&nodes->met, (uint64_t)node, 0, 0, 1)) return -1;
+    if (grow(&nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || table_put(&nodes->met,
+        (uint64_t)node, 0, 0, 1)) return -1;
     nodes->list[nodes->count++] = Py_NewRef(node);
     return 0;
 }
@@ -521,7 +535,8 @@ static int arm_single(Fast *f, Call *c, int64_t sequence, const Root *root, cons
             int turn = 0;
             for (Py_ssize_t i = 0; i < at; i++) {
                 PyObject *other = PyTuple_GetItem(children, i);
-                turn += PyTuple_GetItem(other, 0) == child && PyObject_RichCompareBool(PyTuple_GetItem(other, 1), PyTuple_GetItem(pair, 1), Py_EQ) == 1;
+                turn += PyTuple_GetItem(other, 0) == child && PyObject_RichCompareBool(PyTuple_GetItem(other, 1),
+                    PyTuple_GetItem(pair, 1), Py_EQ) == 1;
             }
             int found = find_edge(e, child, number, PyTuple_GetItem(pair, 1), turn);
             if (found == -2) goto done;
@@ -537,7 +552,8 @@ done:
 }
 
 /* The node that made a tensor, if the call did: entered among the roots. 1 where only Python can tell. */
-static int add_root(Fast *f, PyObject *value, PyObject *path, int64_t sequence, Root **roots, size_t *count, size_t *room, int *older) {
+static int add_root(Fast *f, PyObject *value, PyObject *path, int64_t sequence, Root **roots, size_t *count,
+    size_t *room, int *older) {
     PyObject *type = (PyObject *)Py_TYPE(value);
     if (type != f->given[TENSOR]) return type != f->given[PARAMETER] && is_leaf(f, value) ? 0 : 1;
     PyObject *node = GET(value, GRAD_FN);
@@ -593,7 +609,8 @@ int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *
     PyObject *number = PyLong_FromLongLong(sequence), *none = kwargs ? NULL : PyDict_New(), *done = NULL;
     PyObject *table = given ? edges_table(given, NULL) : Py_NewRef(Py_None);
     if (number && table && (kwargs || none))
-        done = PyObject_CallMethodObjArgs(f->given[BACKWARD], word[ARM_SLOWLY], (PyObject *)c, number, table, args, kwargs ? kwargs : none, result, NULL);
+        done = PyObject_CallMethodObjArgs(f->given[BACKWARD], word[ARM_SLOWLY], (PyObject *)c, number, table, args,
+            kwargs ? kwargs : none, result, NULL);
     Py_XDECREF(number), Py_XDECREF(none), Py_XDECREF(done), Py_XDECREF(table);
     return done ? 0 : -1;
 }
@@ -603,7 +620,8 @@ int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *
 PyObject *fast_hook(Fast *f, PyObject *args) {
     PyObject *call, *outputs, *slots;
     int gaps;
-    if (!PyArg_ParseTuple(args, "O!O!O!p", call_type, &call, &PyDict_Type, &outputs, &PyTuple_Type, &slots, &gaps)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!O!O!p", call_type, &call, &PyDict_Type, &outputs, &PyTuple_Type, &slots, &gaps))
+        return NULL;
     return (PyObject *)new_hook(f, (Call *)call, -1, outputs, slots, gaps);
 }
 PyObject *fast_edges(Fast *f, PyObject *args) {
@@ -617,7 +635,9 @@ PyObject *fast_edges(Fast *f, PyObject *args) {
 PyObject *fast_arm(Fast *f, PyObject *args) {
     PyObject *call, *edges, *values, *named, *result;
     long long sequence;
-    if (!PyArg_ParseTuple(args, "O!LOO!O!O", call_type, &call, &sequence, &edges, &PyTuple_Type, &values, &PyDict_Type, &named, &result)) return NULL;
-    if (arm(f, (Call *)call, sequence, Py_TYPE(edges) == edges_type ? (Edges *)edges : NULL, values, named, result)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!LOO!O!O", call_type, &call, &sequence, &edges, &PyTuple_Type, &values,
+        &PyDict_Type, &named, &result)) return NULL;
+    if (arm(f, (Call *)call, sequence, Py_TYPE(edges) == edges_type ? (Edges *)edges : NULL, values, named, result))
+        return NULL;
     Py_RETURN_NONE;
 }

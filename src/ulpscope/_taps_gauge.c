@@ -39,7 +39,8 @@ typedef struct {
     char bound, checked;
 } Lane;
 
-typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+    void **, void **);
 static Launcher launcher(void) {
     static Launcher found;
     static int looked;
@@ -59,7 +60,8 @@ static int launch(const Kernel *kernel, unsigned programs, uint64_t stream, uint
     uint64_t nothing = 0;
     for (int i = 0; i < count; i++) places[i] = numbers + i;
     places[count] = places[count + 1] = &nothing;
-    int error = launcher()((void *)(uintptr_t)kernel->function, programs, 1, 1, kernel->threads, 1, 1, kernel->shared, (void *)(uintptr_t)stream, places, NULL);
+    int error = launcher()((void *)(uintptr_t)kernel->function, programs, 1, 1, kernel->threads, 1, 1,
+        kernel->shared, (void *)(uintptr_t)stream, places, NULL);
     if (error) PyErr_Format(PyExc_RuntimeError, "a kernel was not launched: CUDA error %d", error);
     return error ? -1 : 0;
 }
@@ -79,13 +81,17 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, u
     uint64_t stream = (uint64_t)number_of(PyObject_CallFunctionObjArgs(lane->stream_of, lane->device, NULL));
     if (PyErr_Occurred()) return -1;
     if (stream != lane->stream) return -2;
-    uint64_t numbers[2 * MOST_SCALARS] = {pointer, lane->parts, lane->used, lane->segments, (uint64_t)row, lane->tables[0], lane->tables[1]};
+    uint64_t numbers[2 * MOST_SCALARS] = {pointer, lane->parts, lane->used, lane->segments, (uint64_t)row,
+        lane->tables[0], lane->tables[1]};
     int count = 7;
     if (kernel == recipe->wide) {
         numbers[count++] = lane->tables[2], numbers[count++] = lane->tables[3];
-        memcpy(numbers + count, recipe->wide_scalars, sizeof(uint64_t) * (size_t)recipe->wide_count), count += recipe->wide_count;
-    } else memcpy(numbers + count, recipe->scalars, sizeof(uint64_t) * (size_t)recipe->scalar_count), count += recipe->scalar_count;
-    if (launch(kernel, kernel == recipe->wide ? recipe->wide_programs : recipe->programs, stream, numbers, count)) return -1;
+        memcpy(numbers + count, recipe->wide_scalars, sizeof(uint64_t) * (size_t)recipe->wide_count),
+            count += recipe->wide_count;
+    } else memcpy(numbers + count, recipe->scalars, sizeof(uint64_t) * (size_t)recipe->scalar_count),
+        count += recipe->scalar_count;
+    if (launch(kernel, kernel == recipe->wide ? recipe->wide_programs : recipe->programs, stream, numbers, count))
+        return -1;
     if (lane->checked) {
         uint64_t more[2 * MOST_SCALARS] = {pointer, lane->places, lane->residues, (uint64_t)row};
         memcpy(more + 4, recipe->residue_scalars, sizeof(uint64_t) * (size_t)recipe->residue_count);
@@ -101,7 +107,8 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, u
 int is_lane(PyObject *value) { return Py_TYPE(value) == lane_type; }
 
 static PyMemberDef kernel_members[] = {
-    {"function", T_ULONGLONG, offsetof(Kernel, function), 0, NULL}, {"threads", T_UINT, offsetof(Kernel, threads), 0, NULL},
+    {"function", T_ULONGLONG, offsetof(Kernel, function), 0, NULL}, {"threads", T_UINT, offsetof(Kernel, threads), 0,
+        NULL},
     {"shared", T_UINT, offsetof(Kernel, shared), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot kernel_slots[] = {{Py_tp_members, kernel_members}, {0, NULL}};
 PyType_Spec kernel_spec = {"ulpscope._taps.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
@@ -113,13 +120,18 @@ static int take_scalars(PyObject *tuple, uint64_t *to) {
     return PyErr_Occurred() ? -1 : (int)count;
 }
 static int recipe_init(Recipe *r, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"usual", "programs", "scalars", "wide", "wide_programs", "wide_scalars", "residue", "residue_programs", "residue_scalars", "room", "direct", "about", NULL};
+    static char *names[] = {"usual", "programs", "scalars", "wide", "wide_programs", "wide_scalars", "residue",
+        "residue_programs", "residue_scalars", "room", "direct", "about", NULL};
     PyObject *usual, *wide, *residue, *one, *two, *three, *about;
     int direct;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIO!OIO!OIO!KpO", names, &usual, &r->programs, &PyTuple_Type, &one, &wide, &r->wide_programs, &PyTuple_Type, &two, &residue, &r->residue_programs, &PyTuple_Type, &three, &r->room, &direct, &about)) return -1;
-    if ((r->scalar_count = take_scalars(one, r->scalars)) < 0 || (r->wide_count = take_scalars(two, r->wide_scalars)) < 0 || (r->residue_count = take_scalars(three, r->residue_scalars)) < 0) return -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIO!OIO!OIO!KpO", names, &usual, &r->programs, &PyTuple_Type,
+        &one, &wide, &r->wide_programs, &PyTuple_Type, &two, &residue, &r->residue_programs, &PyTuple_Type, &three,
+        &r->room, &direct, &about)) return -1;
+    if ((r->scalar_count = take_scalars(one, r->scalars)) < 0 || (r->wide_count = take_scalars(two, r->wide_scalars))
+        < 0 || (r->residue_count = take_scalars(three, r->residue_scalars)) < 0) return -1;
     r->direct = (char)direct;
-    r->usual = usual == Py_None ? NULL : (Kernel *)Py_NewRef(usual), r->wide = wide == Py_None ? NULL : (Kernel *)Py_NewRef(wide);
+    r->usual = usual == Py_None ? NULL : (Kernel *)Py_NewRef(usual), r->wide = wide == Py_None ? NULL :
+        (Kernel *)Py_NewRef(wide);
     r->residue = residue == Py_None ? NULL : (Kernel *)Py_NewRef(residue), r->about = Py_NewRef(about);
     return 0;
 }
@@ -135,29 +147,36 @@ PyType_Spec recipe_spec = {"ulpscope._taps.Recipe", sizeof(Recipe), 0, Py_TPFLAG
 static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
     PyObject *capturing, *stream_of, *device, *unknown;
     int checked;
-    if (!PyArg_ParseTuple(args, "OOOSpK", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows)) return -1;
+    if (!PyArg_ParseTuple(args, "OOOSpK", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows))
+        return -1;
     if (PyBytes_Size(unknown) != MEASURE_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
-    l->capturing = Py_NewRef(capturing), l->stream_of = Py_NewRef(stream_of), l->device = Py_NewRef(device), l->unknown = Py_NewRef(unknown);
+    l->capturing = Py_NewRef(capturing), l->stream_of = Py_NewRef(stream_of), l->device = Py_NewRef(device),
+        l->unknown = Py_NewRef(unknown);
     l->checked = (char)checked;
     return 0;
 }
 static PyObject *lane_bind(Lane *l, PyObject *args) {
     PyObject *numbers, *about;
-    if (!PyArg_ParseTuple(args, "KKKO!O!KKKKKKKK", &l->stream, &l->used, &l->most_parts, &PyList_Type, &numbers, &PyList_Type, &about, &l->parts, &l->segments, &l->places, &l->residues, l->tables, l->tables + 1, l->tables + 2, l->tables + 3)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKKO!O!KKKKKKKK", &l->stream, &l->used, &l->most_parts, &PyList_Type, &numbers,
+        &PyList_Type, &about, &l->parts, &l->segments, &l->places, &l->residues, l->tables, l->tables + 1,
+        l->tables + 2, l->tables + 3)) return NULL;
     set_ref(&l->numbers, Py_NewRef(numbers)), set_ref(&l->about, Py_NewRef(about));
     l->bound = 1;
     Py_RETURN_NONE;
 }
 static void lane_dealloc(Lane *l) {
     PyTypeObject *type = Py_TYPE(l);
-    Py_XDECREF(l->capturing), Py_XDECREF(l->stream_of), Py_XDECREF(l->device), Py_XDECREF(l->unknown), Py_XDECREF(l->numbers), Py_XDECREF(l->about);
+    Py_XDECREF(l->capturing), Py_XDECREF(l->stream_of), Py_XDECREF(l->device), Py_XDECREF(l->unknown),
+        Py_XDECREF(l->numbers), Py_XDECREF(l->about);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(l);
     Py_DECREF(type);
 }
 static PyMemberDef lane_members[] = {
     {"used", T_ULONGLONG, offsetof(Lane, used), 0, NULL}, {"stream", T_ULONGLONG, offsetof(Lane, stream), 0, NULL},
     {"bound", T_BOOL, offsetof(Lane, bound), 0, NULL}, {NULL, 0, 0, 0, NULL}};
-static PyMethodDef lane_methods[] = {{"bind", (PyCFunction)lane_bind, METH_VARARGS, "Goes on with a batch."}, {NULL, NULL, 0, NULL}};
+static PyMethodDef lane_methods[] = {{"bind", (PyCFunction)lane_bind, METH_VARARGS, "Goes on with a batch."}, {NULL,
+    NULL, 0, NULL}};
 static PyType_Slot lane_slots[] = {
-    {Py_tp_init, lane_init}, {Py_tp_dealloc, lane_dealloc}, {Py_tp_members, lane_members}, {Py_tp_methods, lane_methods}, {0, NULL}};
+    {Py_tp_init, lane_init}, {Py_tp_dealloc, lane_dealloc}, {Py_tp_members, lane_members}, {Py_tp_methods,
+        lane_methods}, {0, NULL}};
 PyType_Spec lane_spec = {"ulpscope._taps.Lane", sizeof(Lane), 0, Py_TPFLAGS_DEFAULT, lane_slots};

@@ -1,5 +1,4 @@
-/* Calls as they come: the function mode of a thread, the hook behind an autograd node, and what the taps written in Python
- * call for theirs. */
+/* Calls as they come: opening, showing, closing, and the function mode of a thread. */
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030a0000
 #endif
@@ -26,12 +25,12 @@ static Call *new_call(Fast *f, PyObject *kind, PyObject *name, int phase) {
     c->epoch = f->epoch;
     return c;
 }
-static int phase_of(const Fast *f, PyObject *phase) {
+int phase_of(const Fast *f, PyObject *phase) {
     for (int i = 0; i < PHASES; i++)
         if (PyTuple_GetItem(f->given[PHASE_LIST], i) == phase) return i;
     return -1;
 }
-static int role_of(const Fast *f, PyObject *role) {
+int role_of(const Fast *f, PyObject *role) {
     for (int i = 0; i < ROLES; i++)
         if (PyTuple_GetItem(f->given[ROLE_LIST], i) == role) return i;
     return -1;
@@ -44,11 +43,12 @@ static int call_if_set(PyObject *owner, int name) {
     return failed ? -1 : 0;
 }
 
-static Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *frame, int phase, int *bits) {
+Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *frame, int phase, int *bits) {
     PyObject *recorder = f->given[RECORDER];
     if (frame) {
         PyObject *ignored = GET(recorder, IGNORED);
-        int skip = !ignored ? -1 : ignored == Py_None ? 0 : truth_of(PyObject_CallFunctionObjArgs(ignored, frame, NULL));
+        int skip = !ignored ? -1 : ignored == Py_None ? 0 : truth_of(PyObject_CallFunctionObjArgs(ignored, frame,
+            NULL));
         Py_XDECREF(ignored);
         if (skip < 0) return NULL;
         if (skip) {
@@ -83,7 +83,8 @@ static Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObje
     if (phase <= 2 && !f->all_free) {
         PyObject *number = PyLong_FromLongLong(c->index);
         int wanted = phase ? f->backward : f->forward;
-        if (wanted) wanted = truth_of(PyObject_CallMethodObjArgs(f->given[SELECTION], word[WANTS], kind, name, number, c->phase, NULL));
+        if (wanted) wanted = truth_of(PyObject_CallMethodObjArgs(f->given[SELECTION], word[WANTS], kind, name,
+            number, c->phase, NULL));
         Py_XDECREF(number);
         if (wanted < 0) { Py_DECREF(c); return NULL; }
         c->wanted = (char)wanted;
@@ -93,7 +94,8 @@ static Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObje
         if (frame) {
             c->stack = stack_number(f, frame, stop, over, &found);
             if (c->stack < 0) { Py_DECREF(c); return NULL; }
-            if (found & RECOMPUTING && truth_of(PyObject_CallNoArgs(f->given[IN_BACKWARD])) == 1) c->flags |= RECOMPUTED;
+            if (found & RECOMPUTING && truth_of(PyObject_CallNoArgs(f->given[IN_BACKWARD])) == 1)
+                c->flags |= RECOMPUTED;
         } else if (above) c->stack = above->stack;
         if (bits) *bits = found;
     }
@@ -119,7 +121,8 @@ static int is_flat(Fast *f, PyObject *value) {
     if (size < 1 || size > 64) return 0;
     for (Py_ssize_t at = 0; at < size; at++) {
         PyObject *item = PySequence_GetItem(value, at);
-        int flat = item && (is_leaf(f, item) || PySlice_Check(item) || PySet_Contains(f->given[OTHERS], (PyObject *)Py_TYPE(item)) == 1);
+        int flat = item && (is_leaf(f, item) || PySlice_Check(item) || PySet_Contains(f->given[OTHERS],
+            (PyObject *)Py_TYPE(item)) == 1);
         Py_XDECREF(item);
         if (!flat) return 0;
     }
@@ -127,7 +130,8 @@ static int is_flat(Fast *f, PyObject *value) {
 }
 static int show_flat(Fast *f, Call *c, int role, PyObject *path, PyObject *value, int produced) {
     for (Py_ssize_t at = 0; at < PySequence_Size(value); at++) {
-        PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at), *full = step ? PySequence_Concat(path, step) : NULL;
+        PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at),
+            *full = step ? PySequence_Concat(path, step) : NULL;
         int failed = !item || !full || show_leaf(f, c, slot_entry(f, role, full), item, produced);
         Py_XDECREF(item), Py_XDECREF(step), Py_XDECREF(full);
         if (failed) return -1;
@@ -138,7 +142,8 @@ static int show_flat(Fast *f, Call *c, int role, PyObject *path, PyObject *value
 int show(Fast *f, Call *c, int role, PyObject *path, Py_ssize_t at, PyObject *value, PyObject *unread, int produced) {
     if (c->epoch != f->epoch || !(f->roles >> role & 1)) return 0;
     if (!unread && is_leaf(f, value))
-        return show_leaf(f, c, !path ? place_entry(f, role, at) : PyTuple_Size(path) ? slot_entry(f, role, path) : place_entry(f, role, 0), value, produced);
+        return show_leaf(f, c, !path ? place_entry(f, role, at) : PyTuple_Size(path) ? slot_entry(f, role, path) :
+            place_entry(f, role, 0), value, produced);
     PyObject *whole = path ? Py_NewRef(path) : Py_BuildValue("(n)", at), *found = NULL, *pair = NULL;
     if (whole && !unread && is_flat(f, value)) {
         int failed = show_flat(f, c, role, whole, value, produced);
@@ -156,7 +161,8 @@ int show(Fast *f, Call *c, int role, PyObject *path, Py_ssize_t at, PyObject *va
             uint32_t row[3];
             int64_t number = text_number(f, slot);
             PyObject *told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[UNREAD], leaf, unread, NULL);
-            failed = number < 0 || !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2) || add_value(c, number, row);
+            failed = number < 0 || !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2) || add_value(c,
+                number, row);
             Py_XDECREF(told);
         }
         Py_XDECREF(full), Py_DECREF(pair);
@@ -181,9 +187,11 @@ int close_call(Fast *f, Call *c) {
     int phase = phase_of(f, c->phase);
     if (said < 0 || module < 0 || phase < 0) return -1;
     char row[CALL_BYTES];
-    uint64_t wide[4] = {(uint64_t)c->seq, c->parent < 0 ? NONE64 : (uint64_t)c->parent, c->origin < 0 ? NONE64 : (uint64_t)c->origin, 0};
+    uint64_t wide[4] = {(uint64_t)c->seq, c->parent < 0 ? NONE64 : (uint64_t)c->parent, c->origin < 0 ? NONE64 :
+        (uint64_t)c->origin, 0};
     uint32_t numbers[9] = {(uint32_t)kind, (uint32_t)name, (uint32_t)c->index, (uint32_t)c->again, (uint32_t)c->count,
-                           c->stack < 0 ? NONE32 : (uint32_t)c->stack, (uint32_t)said, (uint32_t)module, (uint32_t)c->thread};
+                           c->stack < 0 ? NONE32 : (uint32_t)c->stack, (uint32_t)said, (uint32_t)module,
+                               (uint32_t)c->thread};
     unsigned char small[4] = {(unsigned char)phase, (unsigned char)c->flags, 0, 0};
     memcpy(row, wide, 32), memcpy(row + 32, numbers, 36), memcpy(row + 68, small, 4);
     int failed = frames_commit((Frames *)f->given[FRAMES], row, c->values, 16 * c->count);
@@ -192,7 +200,8 @@ int close_call(Fast *f, Call *c) {
     return failed;
 }
 
-Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const long long *facts, PyObject *module, long long again) {
+Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const long long *facts, PyObject *module,
+    long long again) {
     if (call_if_set(f->given[RECORDER], BEFORE_FIRST)) return NULL;
     Call *c = new_call(f, kind, name, 1);
     if (!c) return NULL;
@@ -248,7 +257,8 @@ State *state_here(Fast *f) {
     State *s = (State *)PyType_GenericAlloc(state_type, 0);
     if (!s) return NULL;
     s->number = (long long)f->threads++;
-    s->object[CALLS] = PyList_New(0), s->object[MODULES] = PyList_New(0), s->object[FREE] = Py_NewRef(f->given[FREEING]);
+    s->object[CALLS] = PyList_New(0), s->object[MODULES] = PyList_New(0),
+        s->object[FREE] = Py_NewRef(f->given[FREEING]);
     int failed = !s->object[CALLS] || !s->object[MODULES] || PyDict_SetItem(all, f->key, (PyObject *)s);
     Py_DECREF(s); /* the thread keeps it */
     return failed ? NULL : s;
@@ -278,7 +288,8 @@ static int64_t positions_at(Fast *f, PyObject *frame) {
     }
     if (!caller) goto done;
     if (caller == Py_None) { result = 0; goto done; }
-    uint64_t lasti = (uint64_t)number_of(GET(caller, F_LASTI)), *found = table_find(&f->shapes, (uint64_t)code, lasti, 0);
+    uint64_t lasti = (uint64_t)number_of(GET(caller, F_LASTI)), *found = table_find(&f->shapes, (uint64_t)code,
+        lasti, 0);
     if (found) result = (int64_t)*found;
     else {
         PyObject *told = PyObject_CallMethodObjArgs(f->given[NAMES], word[CALL_SHAPE], caller, NULL);
@@ -339,9 +350,11 @@ static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject
         if (back != Py_None && wanted <= PyTuple_Size(shown->args)) set_ref(&shown->frame, back);
         else if (back != Py_None) {
             PyObject *empty = shown->kwargs ? NULL : PyDict_New(), *told, *args, *kwargs;
-            told = PyObject_CallMethodObjArgs(f->given[NAMES], word[POSITIONS], shown->frame, shown->args, shown->kwargs ? shown->kwargs : empty, NULL);
+            told = PyObject_CallMethodObjArgs(f->given[NAMES], word[POSITIONS], shown->frame, shown->args,
+                shown->kwargs ? shown->kwargs : empty, NULL);
             Py_XDECREF(empty);
-            if (!told || !PyArg_ParseTuple(told, "OO", &args, &kwargs)) { Py_XDECREF(told); Py_DECREF(back); return -1; }
+            if (!told || !PyArg_ParseTuple(told, "OO", &args, &kwargs))
+                { Py_XDECREF(told); Py_DECREF(back); return -1; }
             set_ref(&shown->args, Py_NewRef(args));
             set_ref(&shown->kwargs, Py_NewRef(kwargs));
             Py_DECREF(told);
@@ -353,9 +366,11 @@ static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject
         code = (PyObject *)PyFrame_GetCode((PyFrameObject *)shown->frame);
         kind = code_class(f, code);
         int64_t lasti = number_of(GET(shown->frame, F_LASTI));
-        PyObject *sign = kind < 0 || PyErr_Occurred() ? NULL : kind & IN_TORCH ? NULL : sign_at(f, shown->frame, api_name, lasti, code, shown->args);
+        PyObject *sign = kind < 0 || PyErr_Occurred() ? NULL : kind & IN_TORCH ? NULL : sign_at(f, shown->frame,
+            api_name, lasti, code, shown->args);
         Py_DECREF(code);
-        if (!sign && !PyErr_Occurred()) shown->name = PyObject_CallMethodObjArgs(f->given[NAMES], word[SPELLING], api, shown->frame, shown->args, NULL);
+        if (!sign && !PyErr_Occurred()) shown->name = PyObject_CallMethodObjArgs(f->given[NAMES], word[SPELLING],
+            api, shown->frame, shown->args, NULL);
         else shown->name = Py_XNewRef(sign);
         return shown->name ? 0 : -1;
     }
@@ -372,12 +387,14 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, PyObject *func
     Call *c = NULL;
     int follow = 0, bits = 0, entered = api_name ? enter(f, s) : -1;
     if (entered <= 0) goto end;
-    if (!look(f, api, flags, api_kind, api_name, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0, &bits);
+    if (!look(f, api, flags, api_kind, api_name, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0,
+        &bits);
     if (c && c->wanted) {
         int failed = 0;
         Py_ssize_t at = 0, count = PyTuple_Size(shown.args);
         PyObject *key, *value;
-        for (at = 0; !failed && at < count; at++) failed = show(f, c, INPUT, NULL, at, PyTuple_GetItem(shown.args, at), NULL, 0);
+        for (at = 0; !failed && at < count; at++) failed = show(f, c, INPUT, NULL, at, PyTuple_GetItem(shown.args,
+            at), NULL, 0);
         for (at = 0; !failed && shown.kwargs && PyDict_Next(shown.kwargs, &at, &key, &value);) {
             PyObject *path = PyTuple_Pack(1, key);
             failed = !path || show(f, c, INPUT, path, 0, value, NULL, 0);
@@ -386,7 +403,8 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, PyObject *func
     }
     if (c && !PyErr_Occurred()) {
         follow = truth_of(PyObject_CallNoArgs(f->given[GRAD_ENABLED]));
-        if (follow > 0) follow = f->all_free ? f->backward : truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER], word[WANTS_BACKWARD], (PyObject *)c, NULL));
+        if (follow > 0) follow = f->all_free ? f->backward : truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER],
+            word[WANTS_BACKWARD], (PyObject *)c, NULL));
     }
     if (PyErr_Occurred()) {
         follow = 0;
@@ -508,176 +526,3 @@ static PyType_Slot mode_slots[] = {
     {Py_tp_methods, mode_methods}, {0, NULL}};
 PyType_Spec mode_spec = {
     "ulpscope._taps.Mode", sizeof(Mode), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, mode_slots};
-
-/* --- what Python calls ------------------------------------------------------------------------------------------- */
-
-static const char *const given_names[GIVEN] = {
-    "recorder", "gate", "measurer", "stacks", "selection", "frames", "tensor", "parameter", "roles", "phases", "tracing",
-    "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "wrapped",
-    "measure", "measure_flags", "others", "free", "added", "excluded", "inference", "tap",
-    "backward",
-    "names", "apis",
-};
-static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
-    PyObject *key, *value;
-    Py_ssize_t at = 0;
-    struct { const char *name; char *flag; } flags[] = {
-        {"reuse", &f->reuse}, {"on_module", &f->on_module}, {"all_free", &f->all_free}, {"forward", &f->forward},
-        {"backward_wanted", &f->backward}, {"node_order", &f->node_order}};
-    while (kwargs && PyDict_Next(kwargs, &at, &key, &value)) {
-        int found = 0;
-        for (int i = 0; !found && i < GIVEN; i++)
-            if (!PyUnicode_CompareWithASCIIString(key, given_names[i])) set_ref(&f->given[i], Py_NewRef(value)), found = 1;
-        for (size_t i = 0; !found && i < sizeof flags / sizeof *flags; i++)
-            if (!PyUnicode_CompareWithASCIIString(key, flags[i].name)) *flags[i].flag = (char)PyObject_IsTrue(value), found = 1;
-        if (!found && !PyUnicode_CompareWithASCIIString(key, "role_bits")) f->roles = (unsigned)PyLong_AsUnsignedLong(value), found = 1;
-        if (!found) return PyErr_Format(PyExc_TypeError, "%U is not known", key);
-    }
-    if (PyErr_Occurred()) return NULL;
-    Py_RETURN_NONE;
-}
-static int fast_init(Fast *f, PyObject *args, PyObject *kwargs) {
-    PyObject **dicts[] = {&f->plain, &f->json, &f->named_index, &f->metas_index, &f->layouts, f->slot_index, f->slot_index + 1,
-                          f->slot_index + 2, f->scalars, f->scalars + 1, f->scalars + 2, f->scalars + 3, f->scalars + 4,
-                          f->scalars + 5, f->scalars + 6};
-    for (size_t i = 0; i < sizeof dicts / sizeof *dicts; i++)
-        if (!(*dicts[i] = PyDict_New())) return -1;
-    static long long made;
-    if (!(f->key = PyUnicode_FromFormat("ulpscope %lld", made++)) || !(f->nowhere = PyTuple_New(0)) || !(f->kept = PyList_New(0)) || grow(&f->chains, &f->chain_room, 1, sizeof *f->chains)) return -1;
-    f->chains[0] = (Chain){NULL, 0}, f->chain_count = 1;
-    memset(f->places, 0xFF, sizeof f->places);
-    f->sweep_at = 10000, f->roles = 7;
-    for (int i = 0; i < GIVEN; i++) f->given[i] = Py_NewRef(Py_None);
-    PyObject *done = fast_give(f, args, kwargs);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
-}
-static PyObject *fast_begin_step(Fast *f, PyObject *anew) {
-    forget_step(f, anew == Py_True);
-    return PyLong_FromUnsignedLong(f->epoch);
-}
-static PyObject *fast_forget(Fast *f, PyObject *none) {
-    forget_values(f);
-    Py_RETURN_NONE;
-}
-static PyObject *fast_release(Fast *f, PyObject *value) {
-    release_value(f, value);
-    Py_RETURN_NONE;
-}
-static PyObject *fast_distrust(Fast *f, PyObject *memory) {
-    uint64_t place = PyLong_AsUnsignedLongLongMask(memory);
-    if (PyErr_Occurred() || (place && table_put(&f->distrusted, place, 0, 0, 1))) return NULL;
-    Py_RETURN_NONE;
-}
-static PyObject *fast_text(Fast *f, PyObject *json) {
-    int64_t number = text_number(f, json_entry(f, json));
-    return number < 0 ? NULL : PyLong_FromLongLong(number);
-}
-static PyObject *fast_row(Fast *f, PyObject *args) {
-    PyObject *value;
-    int produced = 0;
-    uint32_t row[3];
-    if (!PyArg_ParseTuple(args, "O|p", &value, &produced) || value_row(f, value, produced, row)) return NULL;
-    return Py_BuildValue("III", row[0], row[1], row[2]);
-}
-static PyObject *fast_state(Fast *f, PyObject *none) { return Py_XNewRef((PyObject *)state_here(f)); }
-static PyObject *fast_enter(Fast *f, PyObject *state) {
-    int entered = enter(f, (State *)state);
-    return entered < 0 ? NULL : PyBool_FromLong(entered);
-}
-static PyObject *fast_leave(Fast *f, PyObject *state) {
-    leave(f, (State *)state);
-    Py_RETURN_NONE;
-}
-static PyObject *fast_open_call(Fast *f, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"state", "kind", "name", "frame", "phase", NULL};
-    PyObject *state, *kind, *name, *frame, *phase = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UUO|O", names, state_type, &state, &kind, &name, &frame, &phase)) return NULL;
-    int number = phase ? phase_of(f, phase) : 0;
-    if (number < 0) return PyErr_SetString(PyExc_ValueError, "not a phase"), NULL;
-    return (PyObject *)open_call(f, (State *)state, kind, name, frame == Py_None ? NULL : frame, number, NULL);
-}
-static PyObject *fast_open_backward(Fast *f, PyObject *args) {
-    PyObject *state, *forward, *kind, *name, *module;
-    long long again, facts[5];
-    if (!PyArg_ParseTuple(args, "O!O!L", state_type, &state, &PyTuple_Type, &forward, &again) ||
-        !PyArg_ParseTuple(forward, "UULLLLUL", &kind, &name, facts, facts + 1, facts + 2, facts + 3, &module, facts + 4)) return NULL;
-    return (PyObject *)open_backward(f, (State *)state, kind, name, facts, module, again);
-}
-static PyObject *fast_show(Fast *f, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"call", "role", "path", "value", "unread", "produced", NULL};
-    PyObject *call, *role, *path, *value, *unread = Py_None;
-    int produced = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O|Op", names, call_type, &call, &role, &PyTuple_Type, &path, &value, &unread, &produced)) return NULL;
-    int number = role_of(f, role);
-    if (number < 0) return PyErr_SetString(PyExc_ValueError, "not a role"), NULL;
-    if (show(f, (Call *)call, number, path, 0, value, unread == Py_None ? NULL : unread, produced)) return NULL;
-    Py_RETURN_NONE;
-}
-static PyObject *fast_close_call(Fast *f, PyObject *call) {
-    if (Py_TYPE(call) != call_type) return PyErr_SetString(PyExc_TypeError, "not a call"), NULL;
-    if (close_call(f, (Call *)call)) return NULL;
-    Py_RETURN_NONE;
-}
-static int fast_traverse(Fast *f, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(f));
-    for (int i = 0; i < GIVEN; i++) Py_VISIT(f->given[i]);
-    for (size_t i = 0; i < f->meta_count; i++) Py_VISIT(f->metas[i].python);
-    Py_VISIT(f->metas_index);
-    return 0;
-}
-static int fast_clear(Fast *f) {
-    drop_passes(f);
-    drop_anchors(f);
-    for (int i = 0; i < GIVEN; i++) Py_CLEAR(f->given[i]);
-    drop_metas(f);
-    Py_CLEAR(f->metas_index);
-    return 0;
-}
-static void fast_dealloc(Fast *f) {
-    PyTypeObject *type = Py_TYPE(f);
-    PyObject_GC_UnTrack(f);
-    PyObject *kind, *error, *trace, *all = PyThreadState_GetDict();
-    PyErr_Fetch(&kind, &error, &trace);
-    if (f->key && all && PyDict_DelItem(all, f->key)) PyErr_Clear();
-    PyErr_Restore(kind, error, trace);
-    Py_XDECREF(f->key);
-    forget_values(f);
-    fast_clear(f);
-    Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->distrusted};
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_empty(tables[i]);
-    for (size_t i = 0; i < f->entry_count; i++) Py_XDECREF(f->entries[i].json);
-    for (size_t i = 0; i < f->chain_count; i++) Py_XDECREF(f->chains[i].json);
-    free(f->entries), free(f->named), free(f->chains), free(f->metas), free(f->seen);
-    Py_XDECREF(f->plain), Py_XDECREF(f->json), Py_XDECREF(f->named_index), Py_XDECREF(f->layouts), Py_XDECREF(f->kept), Py_XDECREF(f->nowhere);
-    for (int i = 0; i < ROLES; i++) Py_XDECREF(f->slot_index[i]);
-    for (int i = 0; i < 7; i++) Py_XDECREF(f->scalars[i]);
-    PyObject_GC_Del(f);
-    Py_DECREF(type);
-}
-#define KEYWORDS METH_VARARGS | METH_KEYWORDS
-static PyMethodDef fast_methods[] = {
-    {"give", (PyCFunction)(void (*)(void))fast_give, KEYWORDS, "Sets what it works with."},
-    {"begin_step", (PyCFunction)fast_begin_step, METH_O, "Fresh numbers for a new dump, and counters if they begin anew; its epoch."},
-    {"forget_values", (PyCFunction)fast_forget, METH_NOARGS, "Trusts nothing that was measured."},
-    {"release", (PyCFunction)fast_release, METH_O, "Lets go of a tensor."},
-    {"distrust", (PyCFunction)fast_distrust, METH_O, "Measures memory each time."},
-    {"text", (PyCFunction)fast_text, METH_O, "The number of a JSON text."},
-    {"row", (PyCFunction)fast_row, METH_VARARGS, "The numbers of a value."},
-    {"state", (PyCFunction)fast_state, METH_NOARGS, "What this thread is doing."},
-    {"enter", (PyCFunction)fast_enter, METH_O, "Begins our own code on a thread."},
-    {"leave", (PyCFunction)fast_leave, METH_O, "Ends it."},
-    {"open_call", (PyCFunction)(void (*)(void))fast_open_call, KEYWORDS, "Begins a call."},
-    {"open_backward", (PyCFunction)fast_open_backward, METH_VARARGS, "Begins the backward of a call."},
-    {"show", (PyCFunction)(void (*)(void))fast_show, KEYWORDS, "Adds a value to a call."},
-    {"close_call", (PyCFunction)fast_close_call, METH_O, "Stores a call."},
-    {"hook", (PyCFunction)fast_hook, METH_VARARGS, "The hook of a call that is one node."},
-    {"edges", (PyCFunction)fast_edges, METH_VARARGS, "Which autograd edge each argument is."},
-    {"arm", (PyCFunction)fast_arm, METH_VARARGS, "Hooks the nodes that a finished call created."},
-    {"finish_pass", (PyCFunction)fast_finish_pass, METH_O, "Closes what is still open, of one thread or of all."},
-    {NULL, NULL, 0, NULL},
-};
-static PyType_Slot fast_slots[] = {
-    {Py_tp_init, fast_init}, {Py_tp_dealloc, fast_dealloc}, {Py_tp_traverse, fast_traverse}, {Py_tp_clear, fast_clear},
-    {Py_tp_methods, fast_methods}, {0, NULL}};
-PyType_Spec fast_spec = {"ulpscope._taps.Fast", sizeof(Fast), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_slots};

@@ -27,7 +27,8 @@ int64_t text_number(Fast *f, int64_t at) {
     if (at < 0) return -1;
     Entry *entry = f->entries + at;
     if (entry->epoch != f->epoch) {
-        int64_t number = frames_string((Frames *)f->given[FRAMES], PyBytes_AsString(entry->json), (size_t)PyBytes_Size(entry->json));
+        int64_t number = frames_string((Frames *)f->given[FRAMES], PyBytes_AsString(entry->json),
+            (size_t)PyBytes_Size(entry->json));
         if (number < 0) return -1;
         entry->number = (uint32_t)number, entry->epoch = f->epoch;
     }
@@ -36,7 +37,8 @@ int64_t text_number(Fast *f, int64_t at) {
 int64_t json_entry(Fast *f, PyObject *json) {
     int64_t found = indexed(f->json, json);
     if (found != -2) return found;
-    PyObject *bytes = PyUnicode_AsEncodedString(json, "utf-8", "backslashreplace"), *end = PyBytes_FromStringAndSize("\n", 1);
+    PyObject *bytes = PyUnicode_AsEncodedString(json, "utf-8", "backslashreplace"),
+        *end = PyBytes_FromStringAndSize("\n", 1);
     if (bytes && end) PyBytes_Concat(&bytes, end);
     Py_XDECREF(end);
     if (!bytes || grow(&f->entries, &f->entry_room, f->entry_count + 1, sizeof *f->entries)) return -1;
@@ -98,7 +100,8 @@ int code_class(Fast *f, PyObject *code) {
     uint64_t *found = table_find(&f->codes, (uint64_t)code, 0, 0);
     if (found) return (int)*found;
     int64_t number = number_of(PyObject_CallMethodObjArgs(f->given[NAMES], word[CODE_CLASS], code, NULL));
-    if (PyErr_Occurred() || PyList_Append(f->kept, code) || table_put(&f->codes, (uint64_t)code, 0, 0, (uint64_t)number)) return -1;
+    if (PyErr_Occurred() || PyList_Append(f->kept, code) || table_put(&f->codes, (uint64_t)code, 0, 0,
+        (uint64_t)number)) return -1;
     return (int)number;
 }
 
@@ -128,7 +131,8 @@ int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, in
         uint64_t *next = table_find(&f->links, spots[2 * i], spots[2 * i + 1], chain);
         if (!next) {
             PyObject *code = (PyObject *)spots[2 * i];
-            if (PyList_Append(f->kept, code) || grow(&f->chains, &f->chain_room, f->chain_count + 1, sizeof *f->chains) ||
+            if (PyList_Append(f->kept, code) || grow(&f->chains, &f->chain_room, f->chain_count + 1,
+                sizeof *f->chains) ||
                 table_put(&f->links, spots[2 * i], spots[2 * i + 1], chain, f->chain_count)) goto done;
             f->chains[f->chain_count] = (Chain){NULL, 0};
             chain = f->chain_count++;
@@ -138,7 +142,8 @@ int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, in
     if (known) result = (int64_t)*known;
     else {
         if (!f->chains[chain].json) {
-            PyObject *told = PyObject_CallMethodObjArgs(f->given[STACKS], word[FRAMES_TEXT], frame, stop ? stop : Py_None, NULL), *text;
+            PyObject *told = PyObject_CallMethodObjArgs(f->given[STACKS], word[FRAMES_TEXT], frame, stop ? stop :
+                Py_None, NULL), *text;
             int found_bits;
             if (!told || !PyArg_ParseTuple(told, "Oi", &text, &found_bits)) { Py_XDECREF(told); goto done; }
             PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");
@@ -148,7 +153,8 @@ int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, in
         }
         char parent[32];
         snprintf(parent, sizeof parent, above < 0 ? "null" : "%lld", (long long)above);
-        PyObject *whole = PyBytes_FromFormat("{\"frames\": %s, \"parent\": %s}\n", PyBytes_AsString(f->chains[chain].json), parent);
+        PyObject *whole = PyBytes_FromFormat("{\"frames\": %s, \"parent\": %s}\n",
+            PyBytes_AsString(f->chains[chain].json), parent);
         if (!whole) goto done;
         result = frames_string((Frames *)f->given[FRAMES], PyBytes_AsString(whole), (size_t)PyBytes_Size(whole));
         Py_DECREF(whole);
@@ -188,7 +194,8 @@ static int kept_row(Fast *f, PyObject *index, PyObject *key, PyObject *value, ui
     PyObject *found = PyDict_GetItemWithError(index, key);
     uint64_t both;
     if (!found) {
-        PyObject *texts = PyErr_Occurred() ? NULL : PyObject_CallMethodObjArgs(f->given[MEASURER], word[SCALAR_TEXTS], value, NULL), *a, *b;
+        PyObject *texts = PyErr_Occurred() ? NULL : PyObject_CallMethodObjArgs(f->given[MEASURER],
+            word[SCALAR_TEXTS], value, NULL), *a, *b;
         if (!texts || !PyArg_ParseTuple(texts, "OO", &a, &b)) { Py_XDECREF(texts); return -1; }
         int64_t one = json_entry(f, a), two = one < 0 ? -1 : json_entry(f, b);
         Py_DECREF(texts);
@@ -201,7 +208,8 @@ static int kept_row(Fast *f, PyObject *index, PyObject *key, PyObject *value, ui
 }
 
 static int scalar_row(Fast *f, PyObject *value, uint32_t row[3]) {
-    int kind = PyBool_Check(value) ? 1 : PyLong_CheckExact(value) ? 0 : PyUnicode_CheckExact(value) ? 2 : value == Py_None ? 3 : 4;
+    int kind = PyBool_Check(value) ? 1 : PyLong_CheckExact(value) ? 0 : PyUnicode_CheckExact(value) ? 2 :
+        value == Py_None ? 3 : 4;
     PyObject *index = f->scalars[kind];
     if (kind == 4) {
         double number = PyFloat_AsDouble(value);
@@ -215,31 +223,36 @@ static int slice_row(Fast *f, PyObject *value, uint32_t row[3]) {
     PyObject *const parts[] = {start, stop, step};
     for (int i = 0; plain && i < 3; i++) plain = parts[i] == Py_None || PyLong_CheckExact(parts[i]);
     PyObject *key = plain ? PyTuple_Pack(3, start, stop, step) : NULL;
-    int failed = PyErr_Occurred() ? -1 : key ? kept_row(f, f->scalars[6], key, value, row) : told_row(f, OTHER, value, row);
+    int failed = PyErr_Occurred() ? -1 : key ? kept_row(f, f->scalars[6], key, value, row) : told_row(f, OTHER,
+        value, row);
     Py_XDECREF(start), Py_XDECREF(stop), Py_XDECREF(step), Py_XDECREF(key);
     return failed;
 }
 
 static int64_t meta_at(Fast *f, PyObject *value, PyObject *requires_grad) {
-    PyObject *dtype = GET(value, DTYPE), *shape = GET(value, SHAPE), *stride = ASK(value, STRIDE), *device = GET(value, DEVICE), *key = NULL;
+    PyObject *dtype = GET(value, DTYPE), *shape = GET(value, SHAPE), *stride = ASK(value, STRIDE),
+        *device = GET(value, DEVICE), *key = NULL;
     int64_t found = -1;
     if (dtype && shape && stride && device)
         key = PyTuple_Pack(6, (PyObject *)Py_TYPE(value), dtype, shape, stride, device, requires_grad);
     Py_XDECREF(dtype), Py_XDECREF(shape), Py_XDECREF(stride), Py_XDECREF(device);
     if (key) found = indexed(f->metas_index, key);
     if (found == -2) {
-        PyObject *made = PyObject_CallMethodObjArgs(f->given[MEASURER], word[NEW_META], key, value, NULL), *facts = NULL, *layout = NULL;
+        PyObject *made = PyObject_CallMethodObjArgs(f->given[MEASURER], word[NEW_META], key, value, NULL),
+            *facts = NULL, *layout = NULL;
         Meta meta = {0};
         found = -1;
         if (made && (facts = GET(made, FACTS)) && (meta.plain = truth_of(GET(made, PLAIN))) >= 0) {
             int64_t entry = json_entry(f, facts);
             meta.python = made, meta.facts = (uint32_t)entry;
             if (entry >= 0 && meta.plain) {
-                meta.itemsize = (uint64_t)number_of(GET(made, ITEMSIZE)), meta.nbytes = (uint64_t)number_of(GET(made, NBYTES));
+                meta.itemsize = (uint64_t)number_of(GET(made, ITEMSIZE)), meta.nbytes = (uint64_t)number_of(GET(made,
+                    NBYTES));
                 meta.extent = (uint64_t)number_of(GET(made, EXTENT));
                 layout = GET(made, LAYOUT);
                 int64_t number = layout ? indexed(f->layouts, layout) : -1;
-                if (number == -2) number = index_put(f->layouts, layout, PyDict_Size(f->layouts) + 1) ? -1 : PyDict_Size(f->layouts);
+                if (number == -2) number = index_put(f->layouts, layout, PyDict_Size(f->layouts) + 1) ? -1 :
+                    PyDict_Size(f->layouts);
                 meta.layout = (uint32_t)number;
                 meta.shape = GET(made, SHAPE), meta.stride = GET(made, STRIDE), meta.code = GET(made, CODE);
                 meta.lane = GET(made, LANE), meta.recipe = GET(made, RECIPE);
@@ -249,7 +262,8 @@ static int64_t meta_at(Fast *f, PyObject *value, PyObject *requires_grad) {
                 f->metas[f->meta_count] = meta;
                 Py_INCREF(made);
                 found = (int64_t)f->meta_count++;
-            } else Py_XDECREF(meta.shape), Py_XDECREF(meta.stride), Py_XDECREF(meta.code), Py_XDECREF(meta.lane), Py_XDECREF(meta.recipe);
+            } else Py_XDECREF(meta.shape), Py_XDECREF(meta.stride), Py_XDECREF(meta.code), Py_XDECREF(meta.lane),
+                Py_XDECREF(meta.recipe);
         }
         Py_XDECREF(made), Py_XDECREF(facts), Py_XDECREF(layout);
     }
@@ -314,7 +328,8 @@ static int is_distrusted(const Fast *f, uint64_t memory) {
 static int is_safe(PyObject *value, const Meta *meta, uint64_t offset) {
     PyObject *storage = ASK(value, UNTYPED_STORAGE);
     int safe = 0;
-    if (storage && (uint64_t)number_of(ASK(storage, NBYTES)) >= (offset + meta->extent) * meta->itemsize && !PyErr_Occurred())
+    if (storage && (uint64_t)number_of(ASK(storage, NBYTES)) >= (offset + meta->extent) * meta->itemsize &&
+        !PyErr_Occurred())
         safe = truth_of(ASK(storage, RESIZABLE)) == 1;
     Py_XDECREF(storage);
     return safe;
@@ -326,9 +341,11 @@ static int64_t measure(Fast *f, PyObject *value, Meta *meta, uint64_t pointer) {
     if (number != -2) return number;
     if (!(place = PyLong_FromUnsignedLongLong(pointer))) return -1;
     Frames *frames = (Frames *)f->given[FRAMES];
-    if (f->given[MEASURE] != Py_None && meta->lane == Py_None && (at = PyLong_FromUnsignedLongLong(frames->sketch_size))) {
+    if (f->given[MEASURE] != Py_None && meta->lane == Py_None &&
+        (at = PyLong_FromUnsignedLongLong(frames->sketch_size))) {
         PyObject *none = PyLong_FromUnsignedLongLong(NONE64), *zero = PyLong_FromLong(0);
-        if (none && zero) row = PyObject_CallFunctionObjArgs(f->given[MEASURE], place, meta->code, meta->shape, meta->stride, f->given[MEASURE_FLAGS], none, zero, at, NULL);
+        if (none && zero) row = PyObject_CallFunctionObjArgs(f->given[MEASURE], place, meta->code, meta->shape,
+            meta->stride, f->given[MEASURE_FLAGS], none, zero, at, NULL);
         number = row ? frames_measure(frames, PyBytes_AsString(row), (size_t)PyBytes_Size(row)) : -1;
         Py_XDECREF(none), Py_XDECREF(zero), Py_XDECREF(row), Py_DECREF(at);
     } else {
@@ -351,7 +368,8 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     int result = -1;
     if (PyErr_Occurred()) goto done;
     Seen *seen = seen_find(f, &f->seen_at, (uint64_t)value, 0, 0, value);
-    if (seen && seen->version == now.version && seen->pointer == now.pointer && seen->requires_grad == now.requires_grad &&
+    if (seen && seen->version == now.version && seen->pointer == now.pointer &&
+        seen->requires_grad == now.requires_grad &&
         !is_distrusted(f, seen->memory)) {
         memcpy(row, seen->row, sizeof seen->row);
         result = 0;
@@ -362,7 +380,8 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     Meta *meta = f->metas + at;
     PyObject *transform = meta->plain ? PyObject_CallNoArgs(f->given[TRANSFORM]) : NULL;
     Py_XDECREF(transform);
-    if (!meta->plain || !transform || (transform != Py_None && truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED], value, NULL))) ||
+    if (!meta->plain || !transform || (transform != Py_None &&
+        truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED], value, NULL))) ||
         truth_of(ASK(value, IS_NEG))) {
         result = PyErr_Occurred() ? -1 : 1;
         goto done;
@@ -394,7 +413,8 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     if (!produced && !is_safe(value, meta, now.offset)) {
         if (PyErr_Occurred()) goto done;
         PyObject *memory = PyLong_FromUnsignedLongLong(now.memory), *told = NULL;
-        if (memory) told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TRUSTS], value, meta->python, memory, reusable ? Py_True : Py_False, NULL);
+        if (memory) told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TRUSTS], value, meta->python, memory,
+            reusable ? Py_True : Py_False, NULL);
         Py_XDECREF(memory);
         reusable = truth_of(told);
         if (reusable < 0) goto done;
@@ -421,13 +441,15 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     }
     int result;
     if (PyDict_Size(f->given[REWRITTEN_DICT])) { /* kernels write without a trace: Python keeps count */
-        PyObject *told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[PLAIN_ROW], value, produced ? Py_True : Py_False, NULL);
+        PyObject *told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[PLAIN_ROW], value, produced ? Py_True :
+            Py_False, NULL);
         result = !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2) ? -1 : 0;
         Py_XDECREF(told);
         return result;
     }
     result = tensor_row(f, value, produced, row);
-    if (result < 0 && (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_AttributeError))) {
+    if (result < 0 && (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
+        PyErr_ExceptionMatches(PyExc_AttributeError))) {
         PyErr_Clear();
         result = 1;
     }
@@ -452,7 +474,8 @@ void forget_step(Fast *f, int anew) {
     forget_values(f);
     table_empty(&f->distrusted), table_empty(&f->stacks), table_empty(&f->marked);
     if (anew && (f->entry_count > MOST_KEPT || f->chain_count > MOST_KEPT || f->meta_count > MOST_KEPT)) {
-        PyObject *all[] = {f->plain, f->json, f->named_index, f->metas_index, f->layouts, f->slot_index[0], f->slot_index[1],
+        PyObject *all[] = {f->plain, f->json, f->named_index, f->metas_index, f->layouts, f->slot_index[0],
+            f->slot_index[1],
                            f->slot_index[2], f->scalars[0], f->scalars[1], f->scalars[2], f->scalars[3], f->scalars[4],
                            f->scalars[5], f->scalars[6]};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) if (all[i]) PyDict_Clear(all[i]);

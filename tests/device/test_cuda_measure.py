@@ -30,6 +30,8 @@ EXACT = ("max_bits", "min_bits", "numel", "nan", "posinf", "neginf", "zero", "ki
 class Rows:
     """A sink that keeps what it is told."""
 
+    unknown_measure = bytes(native.ROW.itemsize)
+
     def __init__(self) -> None:
         self.rows: dict[int, Any] = {}
         self.sketches: dict[int, Any] = {}

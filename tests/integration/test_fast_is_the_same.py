@@ -10,10 +10,10 @@ import torch
 import ulpscope
 from integration.runs import Build, seed
 from integration.test_models_unchanged import PROGRAMS
-from ulpscope.capture import session
+from ulpscope import taps
 from ulpscope.naming import call_text, slot_text
 
-pytestmark = pytest.mark.skipif(session._taps is None, reason="the extension was not built")
+pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 
 
 def recorded(build: Build, path: Path, level: str) -> list[tuple[Any, ...]]:
@@ -41,15 +41,13 @@ def recorded(build: Build, path: Path, level: str) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("level", ["op", "module"])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
-def test_c_records_what_python_records(
-    name: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c_records_what_python_records(name: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     found = []
     try:
         PROGRAMS[name]().step()  # some things happen in the first run of a process only
-        for number, taps in enumerate((session._taps, None)):
-            monkeypatch.setattr(session, "_taps", taps)
+        for number, module in enumerate((taps.C, None)):
+            monkeypatch.setattr(taps, "C", module)
             found.append(recorded(PROGRAMS[name], tmp_path / str(number), level))
     finally:
         torch.use_deterministic_algorithms(False)

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from ulpscope import taps
 from ulpscope.capture.folder import absolute, claim, make_folder, token_of
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
@@ -44,11 +45,6 @@ from ulpscope.store import layout
 from ulpscope.store.formats.npy import read_npy
 from ulpscope.store.formats.pt import read_pt
 from ulpscope.store.writer import DumpWriter
-
-try:
-    from ulpscope import _taps
-except ImportError:
-    _taps = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 # torch is one per process, so only one capture can be on; the list holds it while it is.
@@ -101,8 +97,8 @@ class Capture:
             payloads=self._payloads,
             reuse=config.reuse,
         )
-        if config.overflows is None and _taps is not None:
-            self._recorder.use(_taps.Fast())
+        if config.overflows is None and taps.C is not None:
+            self._recorder.use(taps.C.Fast())
         self.sieve = None if config.overflows is None else self._make_sieve(config.overflows)
         self._recorder.measurer.note = self._recorder.note
         self._probe: probe.TorchProbe | None = None

@@ -185,6 +185,9 @@ class Sink(Protocol):
         payload: tuple[int, int] | None,
     ) -> int: ...
 
+    # A row of which nothing is known yet.
+    unknown_measure: bytes
+
     def reserve_measure(self) -> int: ...
 
     def complete_measures(self, numbers: list[int], rows: NDArray[np.void], sketches: bytes) -> None: ...

@@ -1,6 +1,6 @@
 """Frames of the journal: what has come since the last one, with the place of each part in its table.
 
-`Frames` comes from the C extension where it could be built; `PlainFrames` does the same in Python. The caller sees to it that
+`Frames` and `split` come from the C extension where it could be built; `PlainFrames` and `plain_split` do the same in Python. The caller sees to it that
 one thread at a time is inside.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ulpscope import native
+from ulpscope import native, taps
 from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, VALUE_BYTES
 
 _MEASURE_BYTES = native.ROW.itemsize
@@ -107,13 +107,35 @@ def _taken(parts: list[bytes]) -> bytes:
     return whole
 
 
-def _made() -> Any:
-    try:
-        from ulpscope._taps import Frames
-    except ImportError:
-        return PlainFrames
-    return Frames
+# How far it went, where the first frame of each table belongs, the bytes of each table, rows of measures that belong elsewhere
+# with their places, and where the measures now end.
+Split = tuple[int, list[int], tuple[bytes, ...], list[tuple[int, bytes]], int]
 
 
-Frames = _made()
+def plain_split(data: bytes, filed: int) -> Split:
+    """Takes all whole frames apart; `filed` bytes of measures are in their file."""
+    tables: tuple[list[bytes], ...] = ([], [], [], [], [])
+    patches: list[tuple[int, bytes]] = []
+    starts: list[int] = []
+    at = 0
+    while at + FRAME.size <= len(data):
+        _, length, *places, one, two, three, four, five = FRAME.unpack_from(data, at)
+        cut = at + FRAME.size
+        if cut + length > len(data):
+            break
+        starts = starts or places
+        for number, size in enumerate((one, two, three, four, five)):
+            part = data[cut : cut + size]
+            cut += size
+            if number == 1 and size and places[1] != filed:
+                patches.append((places[1], part))
+            elif size:
+                tables[number].append(part)
+                filed += size if number == 1 else 0
+        at = cut
+    return at, starts, tuple(b"".join(table) for table in tables), patches, filed
+
+
+Frames: Any = PlainFrames if taps.C is None else taps.C.Frames
+split: Callable[[bytes, int], Split] = plain_split if taps.C is None else taps.C.split
 assert CALL_ROW.size == 72 and FRAME.size == 72 and _MEASURE_BYTES == 112  # as _taps.h has them

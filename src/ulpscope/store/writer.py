@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.store import layout
-from ulpscope.store.frames import Frames
+from ulpscope.store.frames import Frames, split
 from ulpscope.store.ring import Ring, beside_streams
-from ulpscope.store.tables import CALL_ROW, FRAME, NONE64, UNKNOWN
+from ulpscope.store.tables import CALL_ROW, NONE64, UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ _CHUNK = 4 << 20
 
 class DumpWriter:
     """Writes the dumps of one process, one step after the other. `failure` is set once when it must give up."""
+
+    unknown_measure = UNKNOWN
 
     def __init__(self, *, payload_bytes: int = 0) -> None:
         self.failure: str | None = None
@@ -309,48 +311,11 @@ class DumpWriter:
             data = oversize + (
                 first if len(first) == waiting else first + bytes(ring.view[4096:][: waiting - len(first)])
             )
-            strings: list[bytes] = []
-            measures: list[bytes] = []
-            sketches: list[bytes] = []
-            values: list[bytes] = []
-            calls: list[bytes] = []
-            parts = (strings, measures, sketches, values, calls)
-            patches: list[tuple[int, bytes]] = []
-            starts: list[int] = []
-            filed = self._measures_filed
-            at = 0
-            limit = len(data) - FRAME.size
-            while at <= limit:
-                _, length, *places, one, two, three, four, five = FRAME.unpack_from(data, at)
-                cut = at + FRAME.size
-                if cut + length > len(data):
-                    break
-                starts = starts or places
-                # Spelt out: this runs for every call that was ever recorded.
-                if one:
-                    strings.append(data[cut : cut + one])
-                    cut += one
-                if two:
-                    if places[1] == filed:
-                        measures.append(data[cut : cut + two])
-                        filed += two
-                    else:
-                        patches.append((places[1], data[cut : cut + two]))
-                    cut += two
-                if three:
-                    sketches.append(data[cut : cut + three])
-                    cut += three
-                if four:
-                    values.append(data[cut : cut + four])
-                    cut += four
-                if five:
-                    calls.append(data[cut : cut + five])
-                    cut += five
-                at = cut
+            at, starts, parts, patches, filed = split(data, self._measures_filed)
             starts[1:2] = [self._measures_filed]
             for descriptor, start, part in zip(self._files, starts, parts, strict=False):
                 if part:
-                    _write_all(descriptor, b"".join(part), start)
+                    _write_all(descriptor, part, start)
             for start, rows in patches:
                 _write_all(self._files[1], rows, start)
             self._measures_filed = filed

@@ -20,20 +20,28 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ulpscope.frameworks.base import Forward, Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch.nodes import (
+    Edges,
+    Leaving,
+    Parts,
+    Roots,
+    all_older,
+    edge_of,
+    in_node_order,
+    key_of,
+    made_since,
+    nodes_of,
+    numbered,
+)
 from ulpscope.frameworks.torch.tensors import Path
 from ulpscope.naming import MODULE
 from ulpscope.records import PathStep, Role
 
-_LEAF = (1 << 64) - 1
 _SEGMENT, _WITNESSES = 997, 8
 _LATE = "a backward pass ran after stop() and was not recorded; stop after it"
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 _ONE: dict[int, Path] = {0: (0,)}
 _PLACES: list[Path] = [(place,) for place in range(32)]
-Edges = dict[Any, list[Path]]
-Roots = dict[Any, dict[int, Path]]
-Leaving = dict[Any, list[tuple[int, Path]]]
-Parts = dict[Path, int]
 _no_functions = torch._C.DisableTorchFunction
 
 
@@ -140,7 +148,7 @@ class BackwardTap:
             if kind is Tensor or kind is Parameter:
                 if value.requires_grad and not (peek and value._is_view() and value._version):
                     slot = _PLACES[place] if type(place) is int and place < 32 else (place,)
-                    found.setdefault(_edge(value), []).append(slot)
+                    found.setdefault(edge_of(value), []).append(slot)
             elif kind not in _SCALARS:
                 for path, leaf in tensors.leaves(value):
                     if (
@@ -148,7 +156,7 @@ class BackwardTap:
                         and leaf.requires_grad
                         and not (peek and leaf._is_view() and leaf._version)
                     ):
-                        found.setdefault(_edge(leaf), []).append((place, *path))
+                        found.setdefault(edge_of(leaf), []).append((place, *path))
         return found
 
     def arm(
@@ -191,11 +199,11 @@ class BackwardTap:
                 return
             if node._sequence_nr() >= sequence:
                 children = node.next_functions
-                if _all_older(children, sequence):
+                if all_older(children, sequence):
                     one: dict[int, Path] = _ONE if not result.output_nr else {result.output_nr: (0,)}
                     self._arm_single(call, node, children, one, edges or self._edges(args, kwargs), watch)
                     return
-        roots, passed = _nodes(result, sequence)
+        roots, passed = nodes_of(result, sequence)
         if not roots:
             for node, outputs in passed.items():
                 self._arm_passed(call, node, outputs)
@@ -205,7 +213,7 @@ class BackwardTap:
         if len(roots) == 1:
             ((node, outputs),) = roots.items()
             children = node.next_functions
-            if _all_older(children, sequence):
+            if all_older(children, sequence):
                 self._arm_single(call, node, children, outputs, edges, watch)
                 return
         self._arm_several(call, sequence, roots, edges, watch)
@@ -257,7 +265,7 @@ class BackwardTap:
         used: dict[Any, int] = {}
         slots: list[Path | None] = []
         for child, number in children:
-            key = _key(child, number)
+            key = key_of(child, number)
             paths = edges.get(key)
             turn = used.get(key, 0)
             used[key] = turn + 1
@@ -294,15 +302,15 @@ class BackwardTap:
                 for place, (child, number) in enumerate(node.next_functions):
                     if child is None:
                         continue
-                    paths = edges.get(_key(child, number))
+                    paths = edges.get(key_of(child, number))
                     if paths:
                         leaving.setdefault(node, []).append((place, paths[0]))
                         parts[paths[0]] = parts.get(paths[0], 0) + 1
-                    elif child not in seen and sequence <= child._sequence_nr() < _LEAF:
+                    elif child not in seen and made_since(child, sequence):
                         seen.add(child)
                         todo.append(child)
         if first is not None:
-            roots, leaving, parts = _in_node_order(first, roots, leaving, parts)
+            roots, leaving, parts = in_node_order(first, roots, leaving, parts)
         gradients = _Gradients(_forward(call), len(roots) + len(leaving), parts, gaps=first is not None)
         for node, outputs in roots.items():
             node.register_prehook(self._on_root(gradients, outputs))
@@ -406,17 +414,17 @@ class BackwardTap:
         result: Any,
         watch: bool,
     ) -> None:
-        roots, passed = _nodes(result, sequence)
+        roots, passed = nodes_of(result, sequence)
         first = next(iter(roots or passed), None)
         if first is None:
             return
         children = first.next_functions
-        if len(roots) > 1 or (roots and not _all_older(children, sequence)):
+        if len(roots) > 1 or (roots and not all_older(children, sequence)):
             edges = self._edges(args, kwargs) if edges is None else edges
             self._arm_several(call, sequence, roots, edges, watch, first)
             return
         places = tuple((place,) for place in range(len(children)))
-        hook = self._hook(call, _numbered(first), places, gaps=True)
+        hook = self._hook(call, numbered(first), places, gaps=True)
         first.register_hook(hook)
         self._anchor(first, hook)
         if watch and roots:
@@ -446,45 +454,6 @@ def _sum(one: Tensor, two: Tensor) -> Tensor:
         return one + two
 
 
-def _nodes(result: Any, sequence: int) -> tuple[Roots, Roots]:
-    """The nodes that made a result, each with the path of its outputs: those created since `sequence`, and older ones."""
-    own: Roots = {}
-    older: Roots = {}
-    for path, leaf in tensors.leaves(result):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            node = leaf.grad_fn
-            if node is not None:
-                found = own if node._sequence_nr() >= sequence else older
-                found.setdefault(node, {})[leaf.output_nr] = path or (0,)
-    return own, older
-
-
-def _numbered(node: Any) -> dict[int, Path]:
-    return {number: (number,) for number in range(len(node._input_metadata))}
-
-
-def _in_node_order(first: Any, roots: Roots, leaving: Leaving, parts: Parts) -> tuple[Roots, Leaving, Parts]:
-    """The same with the places of the first node, and behind them what it does not show: the other results, and the
-    arguments that other nodes have to do with."""
-    inner = {path for node, places in leaving.items() if node is not first for _, path in places}
-    behind = {
-        node: [(place, ("argument", *path)) for place, path in places if path in inner]
-        for node, places in leaving.items()
-    }
-    here: list[tuple[int, Path]] = [(place, (place,)) for place in range(len(first.next_functions))]
-    return (
-        {
-            node: _numbered(node) if node is first else {n: ("result", *path) for n, path in outputs.items()}
-            for node, outputs in roots.items()
-        },
-        {first: here + behind.pop(first, []), **{node: places for node, places in behind.items() if places}},
-        {
-            **{path: 1 for _, path in here},
-            **{("argument", *path): count for path, count in parts.items() if path in inner},
-        },
-    )
-
-
 def _forward(call: OpenCall) -> Forward:
     return (call.kind, call.name, call.index, call.epoch, call.seq, call.parent, call.module, call.stack)
 
@@ -496,21 +465,3 @@ def _push(state: ThreadState, call: OpenCall) -> None:
 def _pop(state: ThreadState, call: OpenCall) -> None:
     if state.calls and state.calls[-1] is call:
         state.calls.pop()
-
-
-def _all_older(children: Any, sequence: int) -> bool:
-    """Whether no child of a node was created since `sequence`: then the call is this node alone."""
-    return not any(child is not None and sequence <= child._sequence_nr() < _LEAF for child, _ in children)
-
-
-def _edge(value: Tensor) -> Any:
-    node = value.grad_fn
-    return id(value) if node is None else (node, value.output_nr)
-
-
-def _key(node: Any, number: int) -> Any:
-    if node is None:
-        return None
-    if node._sequence_nr() == _LEAF:
-        return id(node.variable)
-    return (node, number)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ulpscope import native
+from ulpscope import native, taps
 from ulpscope.dtypes import DType
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import cuda_crc, cuda_plain
@@ -24,12 +24,6 @@ from ulpscope.frameworks.torch.cuda_launch import Launch
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
 from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS, rows_of
 from ulpscope.frameworks.torch.cuda_tables import SketchTables
-from ulpscope.store.tables import UNKNOWN
-
-try:
-    from ulpscope import _taps
-except ImportError:
-    _taps = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -164,9 +158,9 @@ class CudaGauge:
         self._mail: list[_Mail] = []
         # The batch of the stream that was measured last, for C, which goes on with it.
         self.lane: Any = None
-        if _taps is not None and self._on_cuda and self._simple:
+        if taps.C is not None and self._on_cuda and self._simple:
             ask = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream, self._index
-            self.lane = _taps.Lane(*ask, UNKNOWN, self._checked, _ROWS)
+            self.lane = taps.C.Lane(*ask, sink.unknown_measure, self._checked, _ROWS)
 
     def recipe(self, plan: Plan) -> Any:
         """A plan as C has it; None without C."""
@@ -176,7 +170,7 @@ class CudaGauge:
         programs, *sizes = plan.residues
         weights = self._weights.data_ptr() if residue is not None else 0
         has_wide = plan.wide is not None
-        return _taps.Recipe(
+        return taps.C.Recipe(
             plan.launch and plan.launch.for_c, plan.programs if plan.launch else 0, plan.scalars if plan.launch else (),
             plan.wide and plan.wide.for_c, plan.wide_programs if has_wide else 0, plan.wide_scalars if has_wide else (),
             residue and residue.for_c, programs, (*sizes, weights), plan.room, plan.direct, plan.about,

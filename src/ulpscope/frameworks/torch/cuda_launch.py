@@ -6,10 +6,7 @@ from typing import Any
 
 import torch
 
-try:
-    from ulpscope import _taps
-except ImportError:
-    _taps = None  # type: ignore[assignment]
+from ulpscope import taps
 
 
 class Launch:
@@ -26,7 +23,7 @@ class Launch:
         self._run: Any = None
         self._before: tuple[Any, ...] = ()
         # The same kernel, to be launched from C; it has no function until it is compiled.
-        self.for_c = None if _taps is None else _taps.Kernel()
+        self.for_c = None if taps.C is None else taps.C.Kernel()
 
     def __call__(self, programs: int, stream: int, *arguments: int) -> None:
         if self._run is not None:

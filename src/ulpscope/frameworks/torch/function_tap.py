@@ -17,6 +17,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch.backward import BackwardTap
@@ -25,11 +26,6 @@ from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Role
-
-try:
-    from ulpscope import _taps
-except ImportError:
-    _taps = None  # type: ignore[assignment]
 
 _OVERRIDES = torch.overrides.__file__
 _tracing = torch._C._get_tracing_state
@@ -102,15 +98,15 @@ class CallMode(TorchFunctionMode):
         return tap.run_recorded(state, api, func, types, args, kwargs)
 
 
-if _taps is not None:
+if taps.C is not None:
 
-    class FastMode(_taps.Mode, CallMode):  # type: ignore[misc]
+    class FastMode(taps.C.Mode, CallMode):
         """The same with the usual calls done in C; the unusual ones come back to Python."""
 
         slow = CallMode.__torch_function__
 
         def __init__(self, fast: Any, tap: FunctionTap, state: ThreadState) -> None:
-            _taps.Mode.__init__(self, fast, state)
+            taps.C.Mode.__init__(self, fast, state)
             CallMode.__init__(self, tap, state)
 
 

@@ -244,7 +244,17 @@ _DISPATCHER = torch._jit_internal.__file__  # stands between a functional with a
 class Api:
     """One torch function: its kind and name in a dump and how it is treated."""
 
-    __slots__ = ("fast", "kind", "mutates", "name", "pending_inputs", "pending_outputs", "signed", "treatment", "unseen")
+    __slots__ = (
+        "fast",
+        "kind",
+        "mutates",
+        "name",
+        "pending_inputs",
+        "pending_outputs",
+        "signed",
+        "treatment",
+        "unseen",
+    )
 
     def __init__(self, kind: str, name: str, treatment: int) -> None:
         self.kind = kind

@@ -1,0 +1,78 @@
+"""Questions to the nodes of torch's autograd graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch.tensors import Path
+
+_LEAF = (1 << 64) - 1
+Edges = dict[Any, list[Path]]
+Roots = dict[Any, dict[int, Path]]
+Leaving = dict[Any, list[tuple[int, Path]]]
+Parts = dict[Path, int]
+
+
+def made_since(node: Any, sequence: int) -> bool:
+    """Whether a node was created since `sequence`; those of leaves belong to no call."""
+    return bool(sequence <= node._sequence_nr() < _LEAF)
+
+
+def nodes_of(result: Any, sequence: int) -> tuple[Roots, Roots]:
+    """The nodes that made a result, each with the path of its outputs: those created since `sequence`, and older ones."""
+    own: Roots = {}
+    older: Roots = {}
+    for path, leaf in tensors.leaves(result):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            node = leaf.grad_fn
+            if node is not None:
+                found = own if node._sequence_nr() >= sequence else older
+                found.setdefault(node, {})[leaf.output_nr] = path or (0,)
+    return own, older
+
+
+def numbered(node: Any) -> dict[int, Path]:
+    return {number: (number,) for number in range(len(node._input_metadata))}
+
+
+def in_node_order(first: Any, roots: Roots, leaving: Leaving, parts: Parts) -> tuple[Roots, Leaving, Parts]:
+    """The same with the places of the first node, and behind them what it does not show: the other results, and the
+    arguments that other nodes have to do with."""
+    inner = {path for node, places in leaving.items() if node is not first for _, path in places}
+    behind = {
+        node: [(place, ("argument", *path)) for place, path in places if path in inner]
+        for node, places in leaving.items()
+    }
+    here: list[tuple[int, Path]] = [(place, (place,)) for place in range(len(first.next_functions))]
+    return (
+        {
+            node: numbered(node) if node is first else {n: ("result", *path) for n, path in outputs.items()}
+            for node, outputs in roots.items()
+        },
+        {first: here + behind.pop(first, []), **{node: places for node, places in behind.items() if places}},
+        {
+            **{path: 1 for _, path in here},
+            **{("argument", *path): count for path, count in parts.items() if path in inner},
+        },
+    )
+
+
+def all_older(children: Any, sequence: int) -> bool:
+    """Whether no child of a node was created since `sequence`: then the call is this node alone."""
+    return not any(child is not None and made_since(child, sequence) for child, _ in children)
+
+
+def edge_of(value: Tensor) -> Any:
+    node = value.grad_fn
+    return id(value) if node is None else (node, value.output_nr)
+
+
+def key_of(node: Any, number: int) -> Any:
+    if node is None:
+        return None
+    if node._sequence_nr() == _LEAF:
+        return id(node.variable)
+    return (node, number)
