@@ -206,6 +206,7 @@ class Capture:
             return
         self._stop()
         self._finish_dump("complete")
+        self._recorder.measurer.give_back()
         self._writer.shutdown()
         atexit.unregister(self.close)
         if self._was_on and not self.dumps and self.config.steps:

@@ -165,6 +165,10 @@ class Measurer(Protocol):
 
     def distrust(self, values: Iterable[Any]) -> None: ...
 
+    def give_back(self) -> None:
+        """Frees what it holds of devices' memory."""
+        ...
+
     def finish_step(self) -> None:
         """Waits for what devices have still to say: afterwards every row is known."""
         ...

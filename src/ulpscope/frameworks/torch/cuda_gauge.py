@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 IN_GRAPH = "queued while a CUDA graph was captured: it is computed at each replay, which nobody sees"
 _ROWS = 512
 # Room for the parts of answers: of the first stream, which is nearly always the only one, and of any other.
-_PARTS, _OTHER_PARTS = 96 << 10, 20 << 10
+_PARTS, _OTHER_PARTS = 48 << 10, 20 << 10
 _BATCHES = 4
 # Answers in each half of the memory they come back to.
 _MAIL = 1024
@@ -298,6 +298,12 @@ class CudaGauge:
             self._send(stream)
         for mail in reversed(self._mail):
             self._complete(mail)
+
+    def give_back(self) -> None:
+        """Frees the memory of answers; it is taken again when it is needed."""
+        self._unbind()
+        self._batches.clear()
+        self._mail.clear()
 
     def _try_kernels(self) -> None:
         """One launch that does nothing: Triton wants a compiler, headers and a driver that suit each other."""

@@ -133,6 +133,10 @@ class TorchMeasurer:
         for gauge in self._gauges.values():
             gauge.finish()
 
+    def give_back(self) -> None:
+        for gauge in self._gauges.values():
+            gauge.give_back()
+
     def begin_window(self) -> None:
         """Trusts no value that was measured before: between two windows anybody may have written anything."""
         self._known.clear()
