@@ -18,7 +18,7 @@ def extension(name: str, *flags: str, includes: tuple[str, ...] = (), more: tupl
     return Extension(
         f"ulpscope.{name}",
         sources=[f"src/ulpscope/{file.replace('.', '/')}.c" for file in (name, *more)],
-        depends=[f"src/ulpscope/{include}" for include in includes],
+        depends=[f"src/ulpscope/{include}" for include in ("_abi.h", *includes)],
         py_limited_api=limited_api,
         define_macros=[("Py_LIMITED_API", "0x030a0000")],
         # Neither flag changes a result: they only drop errno and the floating-point exception flags.

@@ -1,11 +1,6 @@
 /* Makes objects of classes with slots without a call of their __init__, which in a frozen dataclass is Python.
  * Knows neither the classes nor what their fields mean. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdlib.h>
+#include "_abi.h"
 
 typedef struct {
     PyObject *type;

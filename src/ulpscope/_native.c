@@ -4,35 +4,15 @@
  * The file includes itself per vector size VB and float width W (the part at the end), so that every kernel is written
  * once.  Sums run in 16 lanes whatever the vector size: a result does not depend on the machine. */
 #ifndef VB
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_abi.h"
 #include <float.h>
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #ifdef __x86_64__
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
 #include "_crc.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
-#if Py_LIMITED_API + 0 < 0x030b0000
-/* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
-typedef struct {
-    void *buf;
-    PyObject *obj;
-    Py_ssize_t len, itemsize;
-    int readonly, ndim;
-    void *format, *shape, *strides, *suboffsets, *internal;
-} Py_buffer;
-PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
-PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
-enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1 };
-#endif
 
 enum { STATS = 1, CRC = 2, SKETCH = 4, SIGNED = 8, UNSIGNED = 16 };
 enum { ROW = 112, BLOCK = 2048, LANES = 16, BUCKETS = 256, CHUNK = 64, STRIPE = 1024, MAX_DIMS = 64, LARGE = 32768 };

@@ -4,15 +4,8 @@
  * The kernels are in _pairs_kernels.h, which is included for each vector size VB, so that every kernel is written once, and
  * in _pairs_near.h.  Sums run in 8 lanes whatever the vector size and a product that is rounded is never fused with a sum
  * (setup.py): a result does not depend on the machine. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_abi.h"
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
 #include <unistd.h>
@@ -23,19 +16,6 @@
 #endif
 #include "_crc.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are read as they lie in memory");
-#if Py_LIMITED_API + 0 < 0x030b0000
-/* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
-typedef struct {
-    void *buf;
-    PyObject *obj;
-    Py_ssize_t len, itemsize;
-    int readonly, ndim;
-    void *format, *shape, *strides, *suboffsets, *internal;
-} Py_buffer;
-PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
-PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
-enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1 };
-#endif
 
 enum { BLOCK = 4096, LANES = 8, LARGE = 16384, DTYPES = 21, ASIDE = 16, TILE = 512, SUMMED = 4 * BLOCK };
 enum { DOT, REFERENCE, TARGET_SIDE, DIFFERENCE, ABSOLUTE, RELATIVE, ULP, SUMS };

@@ -3,16 +3,8 @@
  * summary.py, function_tap.py and backward.py, which do the same without this file; store/frames.py has the frames.
  * Tensors are asked through their attributes: nothing here is linked with torch.
  * The lock that keeps all this in order is the recorder's gate, held by every caller. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <structmember.h>
 #include "_taps.h"
+#include <structmember.h>
 
 PyObject *word[WORDS];
 static const char *const spelling[WORDS] = {

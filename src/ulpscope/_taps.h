@@ -3,22 +3,7 @@
  * _taps_gauge.c (tensors on a device). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
-#include <Python.h>
-#include <stdint.h>
-
-#if Py_LIMITED_API + 0 < 0x030b0000
-/* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
-typedef struct {
-    void *buf;
-    PyObject *obj;
-    Py_ssize_t len, itemsize;
-    int readonly, ndim;
-    void *format, *shape, *strides, *suboffsets, *internal;
-} Py_buffer;
-PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
-PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
-enum { PyBUF_WRITABLE = 1 };
-#endif
+#include "_abi.h"
 
 enum { CALL_BYTES = 72, MEASURE_BYTES = 112, MOST_PLACES = 32, PHASES = 5, ROLES = 3 };
 #define NONE32 0xFFFFFFFFu

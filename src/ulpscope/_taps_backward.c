@@ -1,12 +1,6 @@
 /* Gradients of one call, taken from the autograd nodes that the call itself created; backward.py says how, and does the
  * same without this file. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
 #include "_taps.h"
-#include <stdlib.h>
-#include <string.h>
 #include <structmember.h>
 
 static const uint64_t LEAF = 0xFFFFFFFFFFFFFFFFu;

@@ -1,11 +1,5 @@
 /* What Python calls: the same functions for taps that are written in Python, and what they work with. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
 #include "_taps.h"
-#include <stdlib.h>
-#include <string.h>
 
 static const char *const given_names[GIVEN] = {
     "recorder", "gate", "measurer", "stacks", "selection", "frames", "tensor", "parameter", "roles", "phases",

@@ -1,12 +1,6 @@
 /* Queueing the measuring of a tensor on its device, for the ordinary case: a kernel that is compiled, a batch with room.
  * cuda_gauge.py has the whole of it, makes the kernels and the batches, and takes every other case. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
 #include "_taps.h"
-#include <stdlib.h>
-#include <string.h>
 #include <structmember.h>
 #ifndef _WIN32
 #include <dlfcn.h>

@@ -1,11 +1,5 @@
 /* Calls as they come: opening, showing, closing, and the function mode of a thread. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
 #include "_taps.h"
-#include <stdlib.h>
-#include <string.h>
 #include <structmember.h>
 
 enum { SILENT = 1, QUICK = 2, SIGNED = 4, FUNCTIONAL = 8 };             /* Api.fast */

@@ -1,12 +1,6 @@
 /* Numbers for the texts, names, stacks and values of a step.  What a text says stays known from step to step; its number
  * is given anew in each. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
 #include "_taps.h"
-#include <stdlib.h>
-#include <string.h>
 
 enum { MOST_KEPT = 200000, SWEEP = 10000 };
 

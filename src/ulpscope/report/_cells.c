@@ -1,16 +1,9 @@
 /* Rows of cells as the text of a sheet or of a csv file.
  * Cells of the usual kinds are written here, every other cell by a call of Python, which says what is right for all of
  * them: report/xlsx.py and report/csv.py give the same bytes without this file. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "../_abi.h"
 #include <math.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef uint8_t u8;
 typedef uint64_t u64;

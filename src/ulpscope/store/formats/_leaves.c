@@ -1,28 +1,8 @@
 /* Reads the entries of a dump.json of msprobe without making Python objects of their text.
  * Knows the usual shapes of an entry and nothing else: whatever it does not know, it leaves to msprobe_values.py, by giving
  * up with no word about why.  leaves.py says what the functions return; both ways must give equal values. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "../../_abi.h"
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#if Py_LIMITED_API + 0 < 0x030b0000
-/* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
-typedef struct {
-    void *buf;
-    PyObject *obj;
-    Py_ssize_t len, itemsize;
-    int readonly, ndim;
-    void *format, *shape, *strides, *suboffsets, *internal;
-} Py_buffer;
-PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
-PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
-enum { PyBUF_SIMPLE = 0 };
-#endif
 
 typedef uint8_t u8;
 enum { TEXTS = 256, MOST_SLOTS = 4096, MOST_DIMS = 64, MOST_KEYS = 32, DEPTH = 16, SECTIONS = 8, STATISTICS = 4 };

@@ -1,0 +1,25 @@
+/* The stable ABI of Python 3.10, and what of it that version exports without saying so. */
+#ifndef ULPSCOPE_ABI_H
+#define ULPSCOPE_ABI_H
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030a0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if Py_LIMITED_API + 0 < 0x030b0000
+/* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
+typedef struct {
+    void *buf;
+    PyObject *obj;
+    Py_ssize_t len, itemsize;
+    int readonly, ndim;
+    void *format, *shape, *strides, *suboffsets, *internal;
+} Py_buffer;
+PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
+PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
+enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1 };
+#endif
+#endif
