@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asked.run(asked)
     except UlpscopeError as error:
-        _log.error("%s", error)
+        # A name may hold what no terminal and no log file can be given.
+        _log.error("%s", str(error).encode("utf-8", "backslashreplace").decode())
         return 2
     return 0
 
