@@ -476,7 +476,9 @@ static PyObject *mode_call(Mode *m, PyObject *all) {
     if (!tracing) return NULL;
     if (tracing != Py_None) return PyObject_Call(func, args, kwargs);
     if (f->on_module) return PyObject_Call(func, args, kwargs);
-    if (kwargs && (PyDict_GetItem(kwargs, word[OUT]) || PyDict_GetItem(kwargs, word[INPLACE]))) goto slow;
+    PyObject *out = kwargs ? PyDict_GetItem(kwargs, word[OUT]) : NULL;
+    PyObject *inplace = kwargs ? PyDict_GetItem(kwargs, word[INPLACE]) : NULL;
+    if ((out && out != Py_None) || (inplace && inplace != Py_False)) goto slow;
     int quiet = truth_of(GET(f->given[TAP], QUIET));
     if (quiet < 0) return NULL;
     if (quiet) return PyObject_Call(func, args, kwargs);

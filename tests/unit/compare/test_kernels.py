@@ -94,7 +94,7 @@ def test_what_cannot_be_compared_has_its_reason_and_stops_nothing(tmp_path: Path
         write_kernel(tmp_path / side, [], [values(1, 2)], op_name="good")
         write_kernel(tmp_path / side, [], [values(*range(len(side)))], op_name="shape")
         write_kernel(tmp_path / side, [], [Stored(np.zeros((0,), np.float32))], op_name="empty")
-        write_kernel(tmp_path / side, [Stored(np.ones(2, np.uint8), type_code=28)], [], op_name="type")
+        write_kernel(tmp_path / side, [Stored(np.ones(3, np.uint8), type_code=37)], [], op_name="type")
     (tmp_path / "target" / file_name(op_name="cut")).write_bytes(b"x" * 20)
     write_kernel(tmp_path / "reference", [], [values(1)], op_name="cut")
     (tmp_path / "reference" / file_name(op_name="both")).write_bytes(b"")
@@ -102,7 +102,7 @@ def test_what_cannot_be_compared_has_its_reason_and_stops_nothing(tmp_path: Path
     assert found["good"].measured is not None
     assert found["shape"].reason == "the shapes are (9,) and (6,)"
     assert found["empty"].reason == "there is no element to compare"
-    assert "INT4" in found["type"].reason
+    assert "FLOAT6" in found["type"].reason
     assert "Add.cut" in found["cut"].reason and "Add.both" in found["both"].reason
     rows = [row for row, _ in kernel_rows(found.values())]
     assert [row[10] for row in rows if row[-1]] == ["NaN"] * 5
