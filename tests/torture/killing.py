@@ -48,7 +48,8 @@ def killed(run: Path, level: str, seed: int, *, how: int = signal.SIGKILL, tenso
     if not child:
         try:
             os.close(reading)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if how != signal.SIGKILL:
+                signal.signal(how, signal.SIG_DFL)  # whoever started us may ignore it, as nohup does
             record(run, level, lambda number: os.write(writing, b"%d\n" % number) and None, tensors=tensors)
         finally:
             os._exit(1)
