@@ -141,12 +141,16 @@ static int frames_place(Frames *f, const uint64_t places[5], const Bytes parts[5
     ring_copy(f, end, head, FRAME_HEAD), end += FRAME_HEAD;
     for (int i = 0; i < 5; end += lengths[i++]) if (lengths[i]) ring_copy(f, end, parts[i].data, lengths[i]);
     __atomic_store_n((uint64_t *)(f->map + RING_HEAD), end, __ATOMIC_RELEASE);
-    if (end - taken > f->capacity / 4) {
-        PyObject *woken = PyObject_CallNoArgs(f->wake);
-        if (!woken) return -1;
-        Py_DECREF(woken);
-    }
+    f->full = end - taken > f->capacity / 4;
     return 1;
+}
+/* Last of all: Python may raise there what is meant for the program. */
+static int wake_if_full(Frames *f) {
+    if (!f->full) return 0;
+    f->full = 0;
+    PyObject *woken = PyObject_CallNoArgs(f->wake);
+    Py_XDECREF(woken);
+    return woken ? 0 : -1;
 }
 /* Puts a frame of what has come since the last one and of a call, if there is one. */
 int frames_commit(Frames *f, char *row, const void *values, size_t size) {
@@ -159,7 +163,7 @@ int frames_commit(Frames *f, char *row, const void *values, size_t size) {
     f->strings.size = f->measures.size = f->sketches.size = 0;
     for (int i = 0; done && i < 5; i++) f->sizes[i] += parts[i].size;
     f->calls += done && row;
-    return 0;
+    return wake_if_full(f);
 }
 int64_t frames_string(Frames *f, const char *json, size_t size) {
     return append(&f->strings, json, size) ? -1 : (int64_t)f->string_count++;
@@ -208,6 +212,7 @@ static PyObject *frames_patch(Frames *f, PyObject *args) {
     if (done < 0) return NULL;
     f->sizes[2] += done ? (uint64_t)more : 0;
     f->sketch_size += (uint64_t)more;
+    if (wake_if_full(f)) return NULL;
     Py_RETURN_NONE;
 }
 /* Takes all whole frames apart; store/frames.py says into what. */

@@ -49,7 +49,7 @@ typedef struct {
     PyObject *put, *wake;
     Py_buffer view;
     char *map;
-    char failed;
+    char failed, full;
     uint64_t capacity, sizes[5], sketch_size, calls;
     uint32_t string_count, measure_count;
     Bytes strings, measures, sketches;
@@ -72,7 +72,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *object[STATE_OBJECTS];
     long long number, compiled;
-    char busy;
+    char busy, in_c; /* whether our own code runs on the thread, and whether it is C, which no frame tells */
 } State;
 
 /* A text of a dump: its bytes stay, its number belongs to one step. */

@@ -79,6 +79,7 @@ static PyObject *fast_row(Fast *f, PyObject *args) {
 static PyObject *fast_state(Fast *f, PyObject *none) { return Py_XNewRef((PyObject *)state_here(f)); }
 static PyObject *fast_enter(Fast *f, PyObject *state) {
     int entered = enter(f, (State *)state);
+    if (entered > 0) ((State *)state)->in_c = 0; /* what follows is Python */
     return entered < 0 ? NULL : PyBool_FromLong(entered);
 }
 static PyObject *fast_leave(Fast *f, PyObject *state) {

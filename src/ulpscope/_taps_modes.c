@@ -88,8 +88,9 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
         if (frame) {
             c->stack = stack_number(f, frame, stop, over, &found);
             if (c->stack < 0) { Py_DECREF(c); return NULL; }
-            if (found & RECOMPUTING && truth_of(PyObject_CallNoArgs(f->given[IN_BACKWARD])) == 1)
-                c->flags |= RECOMPUTED;
+            int again = found & RECOMPUTING ? truth_of(PyObject_CallNoArgs(f->given[IN_BACKWARD])) : 0;
+            if (again < 0) { Py_DECREF(c); return NULL; }
+            if (again) c->flags |= RECOMPUTED;
         } else if (above) c->stack = above->stack;
         if (bits) *bits = found;
     }
@@ -219,15 +220,16 @@ int enter(Fast *f, State *s) {
         Py_XDECREF(done);
     }
     if (taken < 0) s->busy = 0;
+    else s->in_c = 1;
     return taken;
 }
 /* Also with an exception set. */
 void leave(Fast *f, State *s) {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
-    s->busy = 0;
+    s->busy = s->in_c = 0;
     PyObject *done = ASK(f->given[GATE], RELEASE);
-    if (!done) PyErr_WriteUnraisable(f->given[GATE]);
+    if (!done) PyErr_Clear(); /* it was freed already, because an exception seemed to have left it behind */
     Py_XDECREF(done);
     PyErr_Restore(kind, error, trace);
 }
@@ -237,6 +239,7 @@ int border(Fast *f, PyObject *kind_text, PyObject *name, int is_backward) {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     PyErr_NormalizeException(&kind, &error, &trace);
+    if (trace) PyException_SetTraceback(error, trace); /* which tells whether a signal handler of the program raised it */
     PyObject *where = PyUnicode_FromFormat(is_backward ? "backward of %U.%U" : "%U.%U", kind_text, name), *done = NULL;
     if (where) done = PyObject_CallMethodObjArgs(f->given[RECORDER], word[TROUBLE], where, error, NULL);
     Py_XDECREF(where), Py_XDECREF(done), Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace);
@@ -418,10 +421,11 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, PyObject *func
     if (depth > 0) PyList_SetSlice(s->object[CALLS], depth - 1, depth, NULL);
     if (!result) {
         PyErr_NormalizeException(&kind, &error, &trace);
+        if (trace) PyException_SetTraceback(error, trace);
         PyObject *done = PyObject_CallMethodObjArgs(f->given[RECORDER], word[CLOSE_RAISED], (PyObject *)c, error, NULL);
-        if (!done) PyErr_Clear();
+        if (done) PyErr_Restore(kind, error, trace);
+        else Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace); /* what hit us there is the newer one */
         Py_XDECREF(done);
-        PyErr_Restore(kind, error, trace);
         goto end;
     }
     if ((entered = enter(f, s)) < 0) { Py_CLEAR(result); goto end; }
@@ -467,7 +471,8 @@ static PyObject *mode_call(Mode *m, PyObject *all) {
         return PyObject_Call(func, args, kwargs);
     }
     if (flags & SILENT) return PyObject_Call(func, args, kwargs);
-    if (s->busy) goto slow; /* our own code, or left behind by an exception that hit it */
+    if (s->busy && s->in_c) return PyObject_Call(func, args, kwargs); /* our own code asks a tensor */
+    if (s->busy) goto slow;                                           /* Python of ours, or left behind by it */
     int active = truth_of(GET(f->given[RECORDER], ACTIVE));
     if (active <= 0) return active ? NULL : PyObject_Call(func, args, kwargs);
     if (!(flags & QUICK) || (PyTuple_Check(types) ? PyTuple_Size(types) : PyObject_IsTrue(types))) goto slow;

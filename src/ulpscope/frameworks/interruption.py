@@ -38,10 +38,16 @@ def is_meant_for_the_program(error: BaseException) -> bool:
     package = type(error).__module__.partition(".")[0]
     return (
         last is not None
-        and last.co_filename.startswith(_OURS)
+        and last.co_filename.startswith((_OURS, *_torch_folder()))
         and package not in _KNOWN
         and package not in sys.stdlib_module_names
     )
+
+
+def _torch_folder() -> tuple[str, ...]:
+    """Python of torch runs inside our own calls: where it hangs a hook on a node, for example."""
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    return () if not file else (os.path.dirname(file) + os.sep,)
 
 
 def in_our_code(frame: FrameType | None) -> bool:
