@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cann_files import Stored, file_name, kernel_bytes
@@ -148,7 +148,6 @@ def test_a_damaged_file_is_one_clear_error_or_what_it_then_says(case: str, tmp_p
     read(path)
 
     @fuzzed
-    @settings(max_examples=25)
     @given(edits=st.lists(EDIT, min_size=1, max_size=3))
     def check(edits: list[tuple[str, float, bytes]]) -> None:
         path.write_bytes(damaged(whole, edits))
@@ -176,7 +175,6 @@ def test_a_field_of_another_kind_is_refused(case: str, tmp_path: Path) -> None:
     header = [{"format": 1}] if "ledger" in case else []
 
     @fuzzed
-    @settings(max_examples=25)
     @given(key=st.sampled_from([*record, "more"]), inner=st.sampled_from([*MEASURE, *LEAF]), value=JSON)
     def check(key: str, inner: str, value: Any) -> None:
         for row in (
