@@ -31,9 +31,9 @@ def extension(name: str, *flags: str, includes: tuple[str, ...] = (), more: tupl
 setup(
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
-        extension("_native", includes=("_crc.h",)),
+        extension("_native", includes=("_crc.h", "_half.h")),
         extension("_making"),
-        extension("_pairs", "-ffp-contract=off", includes=("_crc.h", "_pairs_kernels.h", "_pairs_near.h")),
+        extension("_pairs", "-ffp-contract=off", includes=("_crc.h", "_half.h", "_pairs_kernels.h", "_pairs_near.h")),
         extension(
             "_taps",
             includes=("_taps.h",),

@@ -10,12 +10,12 @@ PyObject *word[WORDS];
 static const char *const spelling[WORDS] = {
     "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
     "storage_offset", "is_neg", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
-    "register_hook", "acquire", "release", "active", "before_first", "ignored", "_drop_left_over", "note", "trouble",
+    "register_hook", "acquire", "release", "active", "before_first", "ignored", "_drop_left_over", "trouble",
     "close_raised", "wants", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
         "take",
-    "_rewritten", "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind",
+    "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind",
         "name",
-    "quiet", "arm", "_anchor", "slow", "facts", "plain", "itemsize", "nbytes", "extent", "layout", "__enter__",
+    "quiet", "slow", "facts", "plain", "itemsize", "nbytes", "extent", "layout", "__enter__",
         "__exit__",
     "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe",
         "code",
@@ -367,7 +367,7 @@ static PyType_Slot state_slots[] = {
 static PyType_Spec state_spec = {
     "ulpscope._taps.State", sizeof(State), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, state_slots};
 
-PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *recipe_type;
+PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type;
 
 /* --- the module -------------------------------------------------------------------------------------------------- */
 
@@ -385,7 +385,7 @@ static int execute(PyObject *module) {
            add_type(module, "Edges", &edges_spec, &edges_type) || add_type(module, "Pass", &pass_spec, &pass_type) ||
            add_type(module, "Part", &part_spec, &part_type) || add_type(module, "Fast", &fast_spec, NULL) ||
                add_type(module, "Mode", &mode_spec, NULL) ||
-           add_type(module, "Kernel", &kernel_spec, NULL) || add_type(module, "Recipe", &recipe_spec, &recipe_type) ||
+           add_type(module, "Kernel", &kernel_spec, NULL) || add_type(module, "Recipe", &recipe_spec, NULL) ||
            add_type(module, "Lane", &lane_spec, &lane_type);
 }
 static PyMethodDef functions[] = {{"split", split, METH_VARARGS, "Takes frames apart."}, {NULL, NULL, 0, NULL}};

@@ -13,9 +13,9 @@ enum { CALL_BYTES = 72, MEASURE_BYTES = 112, MOST_PLACES = 32, PHASES = 5, ROLES
 enum {
     F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG,
     IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK, ACQUIRE, RELEASE, ACTIVE,
-    BEFORE_FIRST, IGNORED, DROP_LEFT_OVER, NOTE, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
-    SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, REWRITTEN, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
-    SITE_SIGN, FAST, KIND, NAME, QUIET, ARM, ANCHOR, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
+    BEFORE_FIRST, IGNORED, DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
+    SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
+    SITE_SIGN, FAST, KIND, NAME, QUIET, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
         UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, WORDS
 };
@@ -83,7 +83,7 @@ typedef struct {
 typedef struct {
     uint32_t kind, name, epoch, count[PHASES];
 } Named;
-/* A chain of frames; bits: 1 it passes through checkpointing, 2 through a __torch_dispatch__. */
+/* A chain of frames; bits: 1 it passes through checkpointing. */
 typedef struct {
     PyObject *json;
     int bits;
@@ -184,7 +184,7 @@ PyObject *fast_edges(Fast *, PyObject *args);
 PyObject *fast_arm(Fast *, PyObject *args);
 PyObject *fast_finish_pass(Fast *, PyObject *state);
 
-extern PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *recipe_type;
+extern PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type;
 extern PyType_Spec fast_spec, mode_spec, hook_spec, edges_spec, pass_spec, part_spec, kernel_spec, recipe_spec,
     lane_spec;
 

@@ -4,7 +4,7 @@
 
 enum { SILENT = 1, QUICK = 2, SIGNED = 4, FUNCTIONAL = 8 };             /* Api.fast */
 enum { IN_OVERRIDES = 1, IN_FUNCTIONAL = 2, IN_TORCH = 4, IN_DISPATCHER = 8 };              /* ApiNames.code_class */
-enum { RECOMPUTING = 1, DISPATCHING = 2 };
+enum { RECOMPUTING = 1 }; /* in the bits of a stack */
 enum { RECOMPUTED = 1 };
 
 /* --- opening, showing, closing ----------------------------------------------------------------------------------- */

@@ -92,23 +92,16 @@ def native(path: Path, loop: Loop, **options: Any) -> None:
 
 
 def msprobe(path: Path, loop: Loop) -> None:
-    debugger = PrecisionDebugger(dump_path=str(path), task="tensor", level="L1")
-    try:
-        debugger.start()
-
-        def step() -> None:
-            debugger.stop()
-            debugger.step()
-            debugger.start()
-
-        loop(step)
-    finally:
-        debugger._close()
+    debugged(PrecisionDebugger(dump_path=str(path), task="tensor", level="L1"), loop)
 
 
 def ptdbg(path: Path, loop: Loop) -> None:
     debugger = OlderDebugger(dump_path=str(path), hook_name="dump", step=list(range(STEPS + 1)))
     debugger.configure_hook(mode="api_stack")
+    debugged(debugger, loop)
+
+
+def debugged(debugger: Any, loop: Loop) -> None:
     try:
         debugger.start()
 

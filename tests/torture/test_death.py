@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import errno
 import faulthandler
-import logging
 import os
 import resource
 import shutil
@@ -22,6 +21,7 @@ import torch
 import ulpscope
 from integration.runs import LEVELS
 from integration.test_threads_and_forks import in_fork
+from torture.faults import Heard
 from torture.killing import check, killed, record
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
 from ulpscope.errors import CaptureError, UlpscopeError
@@ -128,18 +128,6 @@ def test_a_dump_that_is_being_written_is_readable_at_any_moment(tmp_path: Path) 
 
 
 # --- the disk ---------------------------------------------------------------------------------------------------
-
-
-class Heard(logging.Handler):
-    """The warnings that a user would see."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.words: list[str] = []
-        logging.getLogger("ulpscope").addHandler(self)
-
-    def emit(self, entry: logging.LogRecord) -> None:
-        self.words.append(entry.getMessage())
 
 
 def trains_on(path: Path, trouble: Callable[[ulpscope.Capture], None], **options: Any) -> list[str]:
