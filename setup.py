@@ -37,7 +37,15 @@ setup(
         extension(
             "_taps",
             includes=("_taps.h",),
-            more=("_taps_numbers", "_taps_modes", "_taps_fast", "_taps_backward", "_taps_gauge"),
+            more=(
+                "_taps_numbers",
+                "_taps_modes",
+                "_taps_modules",
+                "_taps_fast",
+                "_taps_backward",
+                "_taps_gauge",
+                "_taps_torch",
+            ),
         ),
         extension("store.formats._leaves"),
         extension("report._cells"),

@@ -112,7 +112,7 @@ def kernels() -> list[tuple[str, int, float, float]]:
         def reserve_measure(self) -> int:
             return 0
 
-        def complete_measures(self, numbers: list[int], rows: Any, sketches: bytes) -> None:
+        def complete_measures(self, numbers: Any, rows: Any, sketches: bytes) -> None:
             return None
 
     def seconds(work: Callable[[], Any]) -> float:

@@ -19,7 +19,8 @@ static const char *const spelling[WORDS] = {
         "__exit__",
     "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe",
         "code",
-    "untyped_storage", "resizable", "start", "stop", "step",
+    "untyped_storage", "resizable", "start", "stop", "step", "names", "of", "__name__", "_is_fx_tracing_flag", "alone",
+    "_parameters", "watch", "_around", "grad",
 };
 
 /* --- small things ------------------------------------------------------------------------------------------------ */
@@ -386,9 +387,11 @@ static int execute(PyObject *module) {
            add_type(module, "Part", &part_spec, &part_type) || add_type(module, "Fast", &fast_spec, NULL) ||
                add_type(module, "Mode", &mode_spec, NULL) ||
            add_type(module, "Kernel", &kernel_spec, NULL) || add_type(module, "Recipe", &recipe_spec, NULL) ||
-           add_type(module, "Lane", &lane_spec, &lane_type);
+           add_type(module, "Lane", &lane_spec, &lane_type) || add_type(module, "Around", &around_spec, NULL) ||
+           add_type(module, "Arrival", &arrival_spec, NULL);
 }
-static PyMethodDef functions[] = {{"split", split, METH_VARARGS, "Takes frames apart."}, {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {{"split", split, METH_VARARGS, "Takes frames apart."}, {"learn", learn, METH_O,
+    "Finds out how to ask tensors without Python; whether that can be done."}, {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_methods = functions,
     .m_slots = slots};

@@ -1,6 +1,6 @@
 /* What the files of the capture's hot path share: _taps.c (frames, calls), _taps_numbers.c (names, stacks, values),
- * _taps_modes.c (calls and the function mode), _taps_fast.c (what Python calls), _taps_backward.c (gradients),
- * _taps_gauge.c (tensors on a device). */
+ * _taps_modes.c (calls and the function mode), _taps_modules.c (modules), _taps_fast.c (what Python calls),
+ * _taps_backward.c (gradients), _taps_gauge.c (tensors on a device), _taps_torch.c (tensors without Python). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
 #include "_abi.h"
@@ -17,7 +17,8 @@ enum {
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
     SITE_SIGN, FAST, KIND, NAME, QUIET, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
-        UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, WORDS
+        UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, NAMES_OF, OF, TYPE_NAME, TRACING_FLAG, ALONE, OWN_PARAMETERS, WATCH,
+        AROUND, GRAD, WORDS
 };
 extern PyObject *word[WORDS];
 #define GET(object, name) PyObject_GetAttr(object, word[name])
@@ -91,6 +92,7 @@ typedef struct {
 /* One kind of tensor. */
 typedef struct {
     PyObject *python, *shape, *stride, *code, *lane, *recipe;
+    int64_t *form; /* what `tensor_layout` told of the first of them, or NULL */
     uint32_t facts, layout;
     int plain;
     uint64_t itemsize, nbytes, extent;
@@ -107,7 +109,7 @@ typedef struct {
 enum {
     RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING,
         GRAD_ENABLED,
-    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS,
+    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, FRESH, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS, ORDINARY,
         FREEING, ADD, EXCLUDED, INFERENCE, TAP, BACKWARD, NAMES, APIS, GIVEN
 };
 typedef struct {
@@ -133,11 +135,26 @@ typedef struct {
     size_t meta_count, meta_room;
     Seen *seen;
     size_t seen_count, seen_room, sweep_at;
-    Table seen_at, known, distrusted;
+    Table seen_at, known, distrusted, forms, keys;
     struct Pass *unfinished;
     struct Anchor *anchors; /* the newest first */
     uint64_t armed;
 } Fast;
+
+/* Of _taps_torch.c: an ordinary tensor, without Python. */
+typedef struct {
+    void *impl;
+    uint64_t keys, version, pointer, offset;
+    int64_t dim, *sizes, *strides;
+    int32_t dtype, device_type, device_index;
+    int requires_grad;
+} Direct;
+uint64_t tensor_keys(PyObject *value); /* 0 where only Python can say */
+int tensor_facts(PyObject *value, Direct *);
+int tensor_layout(Direct *);
+int tensor_is_view(Direct *);
+int64_t tensor_output(Direct *);
+PyObject *learn(PyObject *module, PyObject *samples);
 
 /* Of _taps_numbers.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
@@ -154,7 +171,11 @@ int64_t named_at(Fast *, PyObject *kind, PyObject *name);
 int code_class(Fast *, PyObject *code);
 int64_t stack_number(Fast *, PyObject *frame, PyObject *stop, int64_t above, int *bits);
 int value_row(Fast *, PyObject *value, int produced, uint32_t row[3]);
-int is_leaf(Fast *, PyObject *value);
+int is_tensor(const Fast *, PyObject *value); /* of torch's own class */
+int is_direct(Fast *, PyObject *value, Direct *); /* 1: asked without Python; 0: to be asked through attributes */
+int is_plain(const Fast *, PyObject *value);  /* neither a tensor nor anything that may hold one */
+typedef int (*Visit)(Fast *, void *to, PyObject *path, PyObject *leaf);
+int visit_leaves(Fast *, PyObject *value, PyObject *path, Visit, void *to);
 
 /* Of _taps_modes.c. */
 enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
@@ -170,6 +191,9 @@ int enter(Fast *, State *);
 void leave(Fast *, State *);
 int border(Fast *, PyObject *kind, PyObject *name, int is_backward);
 State *state_here(Fast *);
+PyObject *unheard(Fast *);
+void heard_again(PyObject *);
+int follows(Fast *, Call *);
 
 /* Of _taps_gauge.c. */
 int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, uint64_t pointer);
@@ -178,6 +202,7 @@ int is_lane(PyObject *);
 /* Of _taps_backward.c. */
 typedef struct Edges Edges;
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
+Edges *edges_of(Fast *, PyObject *args, PyObject *kwargs, int peek);
 void drop_passes(Fast *);
 PyObject *fast_hook(Fast *, PyObject *args);
 PyObject *fast_edges(Fast *, PyObject *args);
@@ -186,6 +211,6 @@ PyObject *fast_finish_pass(Fast *, PyObject *state);
 
 extern PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type;
 extern PyType_Spec fast_spec, mode_spec, hook_spec, edges_spec, pass_spec, part_spec, kernel_spec, recipe_spec,
-    lane_spec;
+    lane_spec, around_spec, arrival_spec;
 
 #endif

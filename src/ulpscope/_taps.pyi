@@ -29,6 +29,16 @@ class Fast:
 class Mode:
     def __init__(self, fast: Fast, state: Any, /) -> None: ...
 
+def learn(samples: list[tuple[Any, ...]], /) -> bool: ...
+
+class Around:
+    def __init__(self, *arguments: Any) -> None: ...
+    def __call__(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any: ...
+
+class Arrival:
+    def __init__(self, *arguments: Any) -> None: ...
+    def __call__(self, value: Any, /) -> None: ...
+
 class Kernel:
     function: int
     threads: int
@@ -39,6 +49,8 @@ class Recipe:
 
 class Lane:
     used: int
+    count: int
+    combined: int
     stream: int
     bound: bool
     def __init__(self, *arguments: Any) -> None: ...

@@ -5,7 +5,6 @@
 
 static const uint64_t LEAF = 0xFFFFFFFFFFFFFFFFu;
 static const char LATE[] = "a backward pass ran after stop() and was not recorded; stop after it";
-enum { MOST_DEEP = 4 };
 
 /* What a backward record needs of its forward call. */
 typedef struct {
@@ -25,7 +24,7 @@ static void forward_drop(Forward *w) {
 /* Our own code inside a node: 1 when it may run; 0 when not, which is no error. */
 typedef struct {
     State *state;
-    PyObject *unheard;
+    PyObject *quiet;
 } Inside;
 static int inside(Fast *f, Inside *in) {
     int active = truth_of(GET(f->given[RECORDER], ACTIVE));
@@ -33,23 +32,13 @@ static int inside(Fast *f, Inside *in) {
     in->state = state_here(f);
     int entered = in->state ? enter(f, in->state) : -1;
     if (entered <= 0) return entered;
-    in->unheard = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]);
-    PyObject *done = in->unheard ? ASK(in->unheard, ENTER) : NULL;
-    if (!done) {
-        Py_CLEAR(in->unheard);
-        leave(f, in->state);
-        return -1;
-    }
-    Py_DECREF(done);
-    return 1;
+    if ((in->quiet = unheard(f))) return 1;
+    leave(f, in->state);
+    return -1;
 }
 static PyObject *outside(Fast *f, Inside *in, const Forward *w, int failed) {
     if (failed) failed = border(f, w->kind, w->name, 1);
-    PyObject *kind, *error, *trace;
-    PyErr_Fetch(&kind, &error, &trace);
-    PyObject *done = PyObject_CallMethodObjArgs(in->unheard, word[EXIT], Py_None, Py_None, Py_None, NULL);
-    Py_XDECREF(done), Py_DECREF(in->unheard);
-    PyErr_Restore(kind, error, trace);
+    heard_again(in->quiet);
     leave(f, in->state);
     if (failed) return NULL;
     Py_RETURN_NONE;
@@ -75,25 +64,25 @@ static Hook *new_hook(Fast *f, const Call *c, int output, PyObject *outputs, PyO
     h->output = output, h->gaps = gaps;
     return h;
 }
-static int show_outputs(Fast *f, Call *c, PyObject *outputs, int output, PyObject *grads, int gaps) {
-    Py_ssize_t given = PyTuple_Size(grads), at = 0;
-    if (!outputs) {
-        PyObject *grad = output < given ? PyTuple_GetItem(grads, output) : Py_None;
-        return (grad != Py_None || gaps) && output < given ? show(f, c, INPUT, NULL, 0, grad, NULL, 1) : 0;
-    }
+/* The gradient of a result; of one that was passed on, it is that of the argument too. */
+static int show_output(Fast *f, Call *c, PyObject *path, Py_ssize_t place, PyObject *grads, int gaps, int passed) {
+    PyObject *grad = place < PyTuple_Size(grads) ? PyTuple_GetItem(grads, place) : NULL;
+    if (!grad || (grad == Py_None && !gaps)) return 0;
+    return show(f, c, INPUT, path, 0, grad, NULL, 1) || (passed && show(f, c, OUTPUT, path, 0, grad, NULL, 1));
+}
+static int show_outputs(Fast *f, Call *c, PyObject *outputs, int output, PyObject *grads, int gaps, int passed) {
     PyObject *number, *path;
-    while (PyDict_Next(outputs, &at, &number, &path)) {
-        Py_ssize_t place = PyLong_AsSsize_t(number);
-        PyObject *grad = place < given ? PyTuple_GetItem(grads, place) : NULL;
-        if (grad && (grad != Py_None || gaps) && show(f, c, INPUT, path, 0, grad, NULL, 1)) return -1;
-    }
+    Py_ssize_t at = 0;
+    if (!outputs) return show_output(f, c, NULL, output, grads, gaps, passed);
+    while (PyDict_Next(outputs, &at, &number, &path))
+        if (show_output(f, c, path, PyLong_AsSsize_t(number), grads, gaps, passed)) return -1;
     return 0;
 }
 static int hook_show(Hook *h, State *s, PyObject *in, PyObject *out) {
     Fast *f = h->fast;
     Call *c = open_backward(f, s, h->forward.kind, h->forward.name, h->forward.facts, h->forward.module, h->again++);
     if (!c) return -1;
-    int failed = show_outputs(f, c, h->outputs, h->output, out, h->gaps);
+    int failed = show_outputs(f, c, h->outputs, h->output, out, h->gaps, 0);
     Py_ssize_t left = PyTuple_Size(in), slots = PyTuple_Size(h->slots);
     for (Py_ssize_t at = 0; !failed && at < slots && at < left; at++) {
         PyObject *path = PyTuple_GetItem(h->slots, at), *grad = PyTuple_GetItem(in, at);
@@ -146,12 +135,13 @@ typedef struct Pass {
     struct Pass *next; /* of those that are open */
     PyObject *weak;
 } Pass;
-/* The hook of one node of it: before a root, with its outputs; behind a node that edges leave, with places and shares. */
+/* The hook of one node of it: before a root, with its outputs; behind a node that edges leave, with places and shares. A
+ * call that returned its input has the node that made it: the gradient of both is what arrives there. */
 typedef struct {
     PyObject_HEAD
     Pass *pass;
     PyObject *outputs;
-    int output;
+    int output, passed;
     int *places; /* pairs: place, share */
     size_t count, room;
 } Part;
@@ -220,7 +210,7 @@ static int part_show(Part *part, State *s, PyObject *grads) {
         p->next = f->unfinished, f->unfinished = (Pass *)Py_NewRef((PyObject *)p);
     }
     int failed = 0;
-    if (!part->places) failed = show_outputs(f, p->open, part->outputs, part->output, grads, 0);
+    if (!part->places) failed = show_outputs(f, p->open, part->outputs, part->output, grads, 0, part->passed);
     for (size_t i = 0; !failed && i < part->count; i++) {
         int place = part->places[2 * i];
         failed = pass_add(p, p->shares + part->places[2 * i + 1],
@@ -287,58 +277,51 @@ struct Edges {
     Edge *list;
     size_t count, room;
 };
-static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek, int depth) {
-    PyObject *type = (PyObject *)Py_TYPE(value);
-    if (type == f->given[TENSOR] || type == f->given[PARAMETER]) {
-        int wanted = truth_of(GET(value, REQUIRES_GRAD));
-        if (wanted <= 0) return wanted;
-        if (peek) { /* a view that was written: asking for its node makes torch rebuild it */
-            int view = truth_of(ASK(value, IS_VIEW));
-            if (view < 0) return -1;
-            if (view && number_of(GET(value, VERSION))) return PyErr_Occurred() ? -1 : 0;
-        }
-        PyObject *node = GET(value, GRAD_FN);
-        if (!node || grow(&e->list, &e->room, e->count + 1, sizeof *e->list)) { Py_XDECREF(node); return -1; }
-        Edge *edge = e->list + e->count++;
-        *edge = (Edge){node, Py_NewRef(path), -1};
-        if (node == Py_None) set_ref(&edge->node, Py_NewRef(value));
-        else edge->number = number_of(GET(value, OUTPUT_NR));
-        return PyErr_Occurred() ? -1 : 0;
+static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek) {
+    Direct d;
+    int direct = is_tensor(f, value) ? is_direct(f, value, &d) : 0;
+    int wanted = direct > 0 ? d.requires_grad : direct ? -1 : truth_of(GET(value, REQUIRES_GRAD));
+    if (wanted <= 0) return wanted;
+    if (peek) { /* a view that was written: asking for its node makes torch rebuild it */
+        int view = direct ? tensor_is_view(&d) : truth_of(ASK(value, IS_VIEW));
+        if (view < 0) return -1;
+        if (view && (direct ? (int64_t)d.version : number_of(GET(value, VERSION)))) return PyErr_Occurred() ? -1 : 0;
     }
-    if (value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) ||
-        PySlice_Check(value) || value == Py_Ellipsis) return 0;
-    if (depth == MOST_DEEP || !(PyTuple_CheckExact(value) || PyList_CheckExact(value))) return 1;
-    Py_ssize_t size = PySequence_Size(value);
-    for (Py_ssize_t at = 0; at < size; at++) {
-        PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at),
-            *full = step ? PySequence_Concat(path, step) : NULL;
-        int status = item && full ? add_edge(f, e, item, full, peek, depth + 1) : -1;
-        Py_XDECREF(item), Py_XDECREF(step), Py_XDECREF(full);
-        if (status) return status;
-    }
-    return 0;
+    PyObject *node = GET(value, GRAD_FN);
+    if (!node || grow(&e->list, &e->room, e->count + 1, sizeof *e->list)) { Py_XDECREF(node); return -1; }
+    Edge *edge = e->list + e->count++;
+    *edge = (Edge){node, Py_NewRef(path), -1};
+    if (node == Py_None) set_ref(&edge->node, Py_NewRef(value));
+    else edge->number = direct ? tensor_output(&d) : number_of(GET(value, OUTPUT_NR));
+    return PyErr_Occurred() ? -1 : 0;
 }
-/* NULL without an error where only Python can walk the arguments. */
-static Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek) {
+typedef struct {
+    Edges *edges;
+    int peek;
+} Adding;
+static int add_leaf(Fast *f, void *to, PyObject *path, PyObject *leaf) {
+    const Adding *how = to;
+    int tensor = is_tensor(f, leaf) ? 1 : is_plain(f, leaf) ? 0 : PyObject_IsInstance(leaf, f->given[TENSOR]);
+    return tensor <= 0 ? tensor : add_edge(f, how->edges, leaf, path, how->peek);
+}
+Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek) {
     Edges *e = (Edges *)PyType_GenericAlloc(edges_type, 0);
+    Adding how = {e, peek};
     PyObject *key, *value, *path;
-    int status = e ? 0 : -1;
-    for (Py_ssize_t at = 0, size = PyTuple_Size(args); !status && at < size; at++) {
-        if (is_leaf(f, value = PyTuple_GetItem(args, at)) && Py_TYPE(value) != (PyTypeObject *)f->given[TENSOR] &&
-            Py_TYPE(value) != (PyTypeObject *)f->given[PARAMETER]) continue;
+    int failed = !e;
+    for (Py_ssize_t at = 0, size = PyTuple_Size(args); !failed && at < size; at++) {
+        if (is_plain(f, value = PyTuple_GetItem(args, at))) continue;
         path = Py_BuildValue("(n)", at);
-        status = path ? add_edge(f, e, value, path, peek, 0) : -1;
+        failed = !path || visit_leaves(f, value, path, add_leaf, &how);
         Py_XDECREF(path);
     }
-    for (Py_ssize_t at = 0; !status && kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
+    for (Py_ssize_t at = 0; !failed && kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
+        if (is_plain(f, value)) continue;
         path = PyTuple_Pack(1, key);
-        status = path ? add_edge(f, e, value, path, peek, 0) : -1;
+        failed = !path || visit_leaves(f, value, path, add_leaf, &how);
         Py_XDECREF(path);
     }
-    if (status) {
-        Py_XDECREF(e);
-        return NULL;
-    }
+    if (failed) Py_CLEAR(e);
     return e;
 }
 static void edges_dealloc(Edges *e) {
@@ -466,11 +449,14 @@ static int add_place(Pass *p, Part **part, int place, PyObject *path) {
     (*part)->count++;
     return 0;
 }
-static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, size_t root_count, const Edges *e) {
+static Pass *new_pass(Fast *f, const Call *c) {
     Pass *p = (Pass *)PyType_GenericAlloc(pass_type, 0);
+    if (p) p->fast = (Fast *)Py_NewRef((PyObject *)f), p->forward = forward_of(c);
+    return p;
+}
+static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, size_t root_count, const Edges *e) {
+    Pass *p = new_pass(f, c);
     if (!p) return -1;
-    p->fast = (Fast *)Py_NewRef((PyObject *)f);
-    p->forward = forward_of(c);
     Nodes nodes = {0};
     PyObject *children = NULL;
     Part *part = NULL;
@@ -545,68 +531,85 @@ done:
     return status;
 }
 
-/* The node that made a tensor, if the call did: entered among the roots. 1 where only Python can tell. */
-static int add_root(Fast *f, PyObject *value, PyObject *path, int64_t sequence, Root **roots, size_t *count,
-    size_t *room, int *older) {
-    PyObject *type = (PyObject *)Py_TYPE(value);
-    if (type != f->given[TENSOR]) return type != f->given[PARAMETER] && is_leaf(f, value) ? 0 : 1;
+/* The nodes that made a result: those of the call, and, where there are none, older ones. */
+typedef struct {
+    Root *list;
+    size_t count, room;
+    int older;
+    int64_t sequence;
+} Roots;
+static void drop_roots(Roots *roots) {
+    for (size_t i = 0; i < roots->count; i++) Py_XDECREF(roots->list[i].node), Py_XDECREF(roots->list[i].outputs);
+    roots->count = 0;
+}
+static int add_root(Fast *f, Roots *roots, PyObject *value, PyObject *path) {
+    Direct d;
+    int direct = is_tensor(f, value) ? is_direct(f, value, &d) : 0;
+    if (direct < 0 || (direct && !d.requires_grad)) return direct < 0 ? -1 : 0;
     PyObject *node = GET(value, GRAD_FN);
-    if (!node) return -1;
-    if (node == Py_None) {
-        Py_DECREF(node);
-        return 0;
-    }
-    int64_t number = number_of(ASK(node, SEQUENCE_NR)), output = number_of(GET(value, OUTPUT_NR));
-    int status = PyErr_Occurred() ? -1 : 0;
-    if (!status && number < sequence) *older = 1;
-    else if (!status) {
+    if (!node || node == Py_None) { Py_XDECREF(node); return node ? 0 : -1; }
+    int64_t number = number_of(ASK(node, SEQUENCE_NR));
+    int64_t output = direct ? tensor_output(&d) : number_of(GET(value, OUTPUT_NR));
+    int status = PyErr_Occurred() ? -1 : 0, older = number < roots->sequence;
+    if (!status && !older && roots->older) drop_roots(roots);
+    if (!status && !(older && roots->count && !roots->older)) {
         size_t at = 0;
-        while (at < *count && (*roots)[at].node != node) at++;
-        if (at == *count) {
-            if (grow(roots, room, *count + 1, sizeof **roots)) status = -1;
-            else (*roots)[(*count)++] = (Root){Py_NewRef(node), path ? PyDict_New() : NULL, (int)output};
+        while (at < roots->count && roots->list[at].node != node) at++;
+        if (at == roots->count) {
+            if (grow(&roots->list, &roots->room, at + 1, sizeof *roots->list)) status = -1;
+            else roots->list[roots->count++] = (Root){Py_NewRef(node), path ? PyDict_New() : NULL, (int)output};
+            roots->older = older;
         }
         PyObject *key = status || !path ? NULL : PyLong_FromLongLong(output);
-        if (key && PyDict_SetItem((*roots)[at].outputs, key, path)) status = -1;
+        if (path && (!key || PyDict_SetItem(roots->list[at].outputs, key, path))) status = -1;
         Py_XDECREF(key);
     }
     Py_DECREF(node);
     return status;
 }
-
-/* Hooks the nodes that a finished call created, if it created any. */
-int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs, PyObject *result) {
-    Root *roots = NULL;
-    size_t count = 0, room = 0;
-    Edges *given = e;
-    int status = f->node_order && PyUnicode_CompareWithASCIIString(c->kind, "Module"), older = 0;
-    if (status) status = 1; /* the order of a node's gradients is Python's to find */
-    else if (PyTuple_CheckExact(result) || PyList_CheckExact(result))
-        for (Py_ssize_t at = 0, size = PySequence_Size(result); !status && at < size; at++) {
-            PyObject *item = PySequence_GetItem(result, at), *path = Py_BuildValue("(n)", at);
-            status = item && path ? add_root(f, item, path, sequence, &roots, &count, &room, &older) : -1;
-            Py_XDECREF(item), Py_XDECREF(path);
-        }
-    else status = add_root(f, result, NULL, sequence, &roots, &count, &room, &older);
-    if (!status && !count && older) status = 1; /* it returned what it was given */
-    if (!status && count) {
-        Edges *own = e ? NULL : edges_of(f, args, kwargs, 0);
-        if (!e) e = own;
-        status = e ? 1 : PyErr_Occurred() ? -1 : 1;
-        if (e && count == 1) status = arm_single(f, c, sequence, roots, e);
-        if (e && status == 1) status = arm_several(f, c, sequence, roots, count, e);
-        Py_XDECREF(own);
+static int add_root_leaf(Fast *f, void *to, PyObject *path, PyObject *leaf) {
+    int tensor = is_tensor(f, leaf) ? 1 : is_plain(f, leaf) ? 0 : PyObject_IsInstance(leaf, f->given[TENSOR]);
+    return tensor <= 0 ? tensor : add_root(f, to, leaf, PyTuple_Size(path) ? path : NULL);
+}
+static int arm_passed(Fast *f, const Call *c, const Root *root) {
+    Pass *p = new_pass(f, c);
+    Part *part = p ? new_part(p, root->outputs, root->output) : NULL;
+    int status = part ? 0 : -1;
+    if (part) {
+        part->passed = p->expected = p->left = 1;
+        status = hang(root->node, REGISTER_PREHOOK, (PyObject *)part);
     }
-    for (size_t i = 0; i < count; i++) Py_XDECREF(roots[i].node), Py_XDECREF(roots[i].outputs);
-    free(roots);
-    if (status <= 0) return status;
+    Py_XDECREF(part), Py_XDECREF(p);
+    return status;
+}
+
+static int arm_slowly(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs, PyObject *result) {
     PyObject *number = PyLong_FromLongLong(sequence), *none = kwargs ? NULL : PyDict_New(), *done = NULL;
-    PyObject *table = given ? edges_table(given, NULL) : Py_NewRef(Py_None);
+    PyObject *table = e ? edges_table(e, NULL) : Py_NewRef(Py_None);
     if (number && table && (kwargs || none))
         done = PyObject_CallMethodObjArgs(f->given[BACKWARD], word[ARM_SLOWLY], (PyObject *)c, number, table, args,
             kwargs ? kwargs : none, result, NULL);
     Py_XDECREF(number), Py_XDECREF(none), Py_XDECREF(done), Py_XDECREF(table);
     return done ? 0 : -1;
+}
+/* Hooks the nodes that a finished call created, if it created any. */
+int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs, PyObject *result) {
+    if (f->node_order && PyUnicode_CompareWithASCIIString(c->kind, "Module"))
+        return arm_slowly(f, c, sequence, e, args, kwargs, result); /* whose order is Python's to find */
+    Roots roots = {.sequence = sequence};
+    int status = is_plain(f, result) ? 0 : visit_leaves(f, result, f->nowhere, add_root_leaf, &roots);
+    if (!status && roots.older)
+        for (size_t i = 0; !status && i < roots.count; i++) status = arm_passed(f, c, roots.list + i);
+    else if (!status && roots.count) {
+        Edges *own = e ? NULL : edges_of(f, args, kwargs, 0);
+        if (!e) e = own;
+        status = !e ? -1 : roots.count == 1 ? arm_single(f, c, sequence, roots.list, e) : 1;
+        if (status == 1) status = arm_several(f, c, sequence, roots.list, roots.count, e);
+        Py_XDECREF(own);
+    }
+    drop_roots(&roots);
+    free(roots.list);
+    return status;
 }
 
 /* --- what Python calls ------------------------------------------------------------------------------------------- */
@@ -622,9 +625,7 @@ PyObject *fast_edges(Fast *f, PyObject *args) {
     PyObject *values, *named;
     int peek;
     if (!PyArg_ParseTuple(args, "O!O!p", &PyTuple_Type, &values, &PyDict_Type, &named, &peek)) return NULL;
-    Edges *e = edges_of(f, values, named, peek);
-    if (!e && !PyErr_Occurred()) Py_RETURN_NONE;
-    return (PyObject *)e;
+    return (PyObject *)edges_of(f, values, named, peek);
 }
 PyObject *fast_arm(Fast *f, PyObject *args) {
     PyObject *call, *edges, *values, *named, *result;

@@ -4,8 +4,8 @@
 static const char *const given_names[GIVEN] = {
     "recorder", "gate", "measurer", "stacks", "selection", "frames", "tensor", "parameter", "roles", "phases",
         "tracing",
-    "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "wrapped",
-    "measure", "measure_flags", "others", "free", "added", "excluded", "inference", "tap",
+    "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "fresh", "wrapped",
+    "measure", "measure_flags", "others", "ordinary", "free", "added", "excluded", "inference", "tap",
     "backward",
     "names", "apis",
 };
@@ -144,7 +144,7 @@ static void fast_dealloc(Fast *f) {
     Py_XDECREF(f->key);
     forget_values(f);
     fast_clear(f);
-    Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->distrusted};
+    Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->distrusted, &f->keys};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_empty(tables[i]);
     for (size_t i = 0; i < f->entry_count; i++) Py_XDECREF(f->entries[i].json);
     for (size_t i = 0; i < f->chain_count; i++) Py_XDECREF(f->chains[i].json);

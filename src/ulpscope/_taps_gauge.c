@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #endif
 
-enum { MOST_SCALARS = 16 };
+enum { MOST_SCALARS = 16, ABOUT_BYTES = 24 };
 
 /* A compiled kernel; its function is 0 until it may be launched from here. All its arguments are integers. */
 typedef struct {
@@ -23,29 +23,50 @@ typedef struct {
     int scalar_count, wide_count, residue_count;
     unsigned long long room;
     char direct;
-    PyObject *about;
+    char about[ABOUT_BYTES];
 } Recipe;
-/* The batch that answers gather in now. */
+/* The batch that answers gather in now; cuda_gauge.py says what its numbers mean. */
 typedef struct {
     PyObject_HEAD
-    PyObject *capturing, *stream_of, *device, *unknown, *numbers, *about;
-    unsigned long long stream, used, parts, segments, places, residues, tables[4], most_rows, most_parts;
+    PyObject *capturing, *stream_of, *device, *unknown;
+    Kernel *combine;
+    unsigned long long stream, used, count, combined, parts, segments, places, residues, tables[4], numbers, about, rows,
+        most_rows, most_parts;
+    int index;
     char bound, checked;
 } Lane;
 
 typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
     void **, void **);
-static Launcher launcher(void) {
-    static Launcher found;
-    static int looked;
-    if (!looked) {
-        looked = 1;
+static Launcher launcher;
+static int (*stream_state)(void *, int *), (*current_stream)(int32_t, void **);
+static void *found_in(const char *library, const char *name) {
 #ifndef _WIN32
-        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-        if (library) found = (Launcher)dlsym(library, "cuLaunchKernel");
+    void *opened = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+    return opened ? dlsym(opened, name) : NULL;
+#else
+    return NULL;
 #endif
+}
+/* When the first lane is made, torch has loaded them. */
+static void find_functions(void) {
+    void *found[] = {found_in("libcuda.so.1", "cuLaunchKernel"), found_in("libcuda.so.1", "cuStreamIsCapturing"),
+        found_in("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream")};
+    memcpy(&launcher, found, sizeof *found), memcpy(&stream_state, found + 1, sizeof *found);
+    memcpy(&current_stream, found + 2, sizeof *found);
+}
+/* Whether the stream that torch works on is ours, and is not being recorded into a graph; -1 after an error. */
+static int is_stream(const Lane *lane) {
+    void *stream;
+    int state;
+    if (stream_state && current_stream && !current_stream(lane->index, &stream)) {
+        if ((uint64_t)(uintptr_t)stream != lane->stream) return 0;
+        return !stream_state(stream, &state) && !state;
     }
-    return found;
+    int capturing = truth_of(PyObject_CallNoArgs(lane->capturing));
+    if (capturing) return capturing < 0 ? -1 : 0;
+    uint64_t told = (uint64_t)number_of(PyObject_CallFunctionObjArgs(lane->stream_of, lane->device, NULL));
+    return PyErr_Occurred() ? -1 : told == lane->stream;
 }
 /* Integers of 32 bits are read from the low half of 64. Behind the arguments stand two addresses of scratch memory that our
  * kernels have none of. */
@@ -54,28 +75,32 @@ static int launch(const Kernel *kernel, unsigned programs, uint64_t stream, uint
     uint64_t nothing = 0;
     for (int i = 0; i < count; i++) places[i] = numbers + i;
     places[count] = places[count + 1] = &nothing;
-    int error = launcher()((void *)(uintptr_t)kernel->function, programs, 1, 1, kernel->threads, 1, 1,
+    int error = launcher((void *)(uintptr_t)kernel->function, programs, 1, 1, kernel->threads, 1, 1,
         kernel->shared, (void *)(uintptr_t)stream, places, NULL);
     if (error) PyErr_Format(PyExc_RuntimeError, "a kernel was not launched: CUDA error %d", error);
     return error ? -1 : 0;
 }
-static int is_ready(const Kernel *kernel) { return kernel && kernel->function && launcher() != NULL; }
+static int is_ready(const Kernel *kernel) { return kernel && kernel->function && launcher; }
 
+/* Makes rows of the parts that are there. */
+static int combine(Lane *lane) {
+    uint64_t numbers[2 * MOST_SCALARS] = {lane->parts, lane->segments, lane->rows, lane->combined};
+    if (lane->used && launch(lane->combine, (unsigned)(lane->count - lane->combined), lane->stream, numbers, 4)) return -1;
+    lane->combined = lane->count, lane->used = 0;
+    return 0;
+}
 /* The number of the row, -1 after an error, -2 where Python must do it. */
 int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, uint64_t pointer) {
     Lane *lane = (Lane *)lane_object;
     Recipe *recipe = (Recipe *)recipe_object;
-    if (!lane->bound || !recipe->direct || pointer % 4 || lane->used + recipe->room > lane->most_parts) return -2;
+    if (!lane->bound || !recipe->direct || pointer % 4 || lane->count >= lane->most_rows) return -2;
     const Kernel *kernel = recipe->wide && pointer % 16 == 0 ? recipe->wide : recipe->usual;
     if (!is_ready(kernel) || (lane->checked && !is_ready(recipe->residue))) return -2;
-    Py_ssize_t row = PyList_Size(lane->numbers);
-    if ((unsigned long long)row >= lane->most_rows) return -2;
-    int capturing = truth_of(PyObject_CallNoArgs(lane->capturing));
-    if (capturing) return capturing < 0 ? -1 : -2;
-    uint64_t stream = (uint64_t)number_of(PyObject_CallFunctionObjArgs(lane->stream_of, lane->device, NULL));
-    if (PyErr_Occurred()) return -1;
-    if (stream != lane->stream) return -2;
-    uint64_t numbers[2 * MOST_SCALARS] = {pointer, lane->parts, lane->used, lane->segments, (uint64_t)row,
+    int full = lane->used + recipe->room > lane->most_parts, ours = full && !is_ready(lane->combine) ? 0 : is_stream(lane);
+    if (ours <= 0) return ours ? -1 : -2;
+    if (full && combine(lane)) return -1;
+    uint64_t row = lane->count, stream = lane->stream;
+    uint64_t numbers[2 * MOST_SCALARS] = {pointer, lane->parts, lane->used, lane->segments, row,
         lane->tables[0], lane->tables[1]};
     int count = 7;
     if (kernel == recipe->wide) {
@@ -87,15 +112,15 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, u
     if (launch(kernel, kernel == recipe->wide ? recipe->wide_programs : recipe->programs, stream, numbers, count))
         return -1;
     if (lane->checked) {
-        uint64_t more[2 * MOST_SCALARS] = {pointer, lane->places, lane->residues, (uint64_t)row};
+        uint64_t more[2 * MOST_SCALARS] = {pointer, lane->places, lane->residues, row};
         memcpy(more + 4, recipe->residue_scalars, sizeof(uint64_t) * (size_t)recipe->residue_count);
         if (launch(recipe->residue, recipe->residue_programs, stream, more, 4 + recipe->residue_count)) return -1;
     }
     int64_t number = frames_measure((Frames *)f->given[FRAMES], PyBytes_AsString(lane->unknown), MEASURE_BYTES);
-    PyObject *made = number < 0 ? NULL : PyLong_FromLongLong(number);
-    if (!made || PyList_Append(lane->numbers, made) || PyList_Append(lane->about, recipe->about)) number = -1;
-    Py_XDECREF(made);
-    lane->used += recipe->room;
+    if (number < 0) return -1;
+    ((uint32_t *)(uintptr_t)lane->numbers)[row] = (uint32_t)number;
+    memcpy((char *)(uintptr_t)lane->about + ABOUT_BYTES * row, recipe->about, ABOUT_BYTES);
+    lane->used += recipe->room, lane->count++;
     return number;
 }
 int is_lane(PyObject *value) { return Py_TYPE(value) == lane_type; }
@@ -116,22 +141,26 @@ static int take_scalars(PyObject *tuple, uint64_t *to) {
 static int recipe_init(Recipe *r, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"usual", "programs", "scalars", "wide", "wide_programs", "wide_scalars", "residue",
         "residue_programs", "residue_scalars", "room", "direct", "about", NULL};
-    PyObject *usual, *wide, *residue, *one, *two, *three, *about;
+    PyObject *usual, *wide, *residue, *one, *two, *three;
+    const char *about;
+    Py_ssize_t size;
     int direct;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIO!OIO!OIO!KpO", names, &usual, &r->programs, &PyTuple_Type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIO!OIO!OIO!Kpy#", names, &usual, &r->programs, &PyTuple_Type,
         &one, &wide, &r->wide_programs, &PyTuple_Type, &two, &residue, &r->residue_programs, &PyTuple_Type, &three,
-        &r->room, &direct, &about)) return -1;
+        &r->room, &direct, &about, &size)) return -1;
+    if (size != ABOUT_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
+    memcpy(r->about, about, ABOUT_BYTES);
     if ((r->scalar_count = take_scalars(one, r->scalars)) < 0 || (r->wide_count = take_scalars(two, r->wide_scalars))
         < 0 || (r->residue_count = take_scalars(three, r->residue_scalars)) < 0) return -1;
     r->direct = (char)direct;
     r->usual = usual == Py_None ? NULL : (Kernel *)Py_NewRef(usual), r->wide = wide == Py_None ? NULL :
         (Kernel *)Py_NewRef(wide);
-    r->residue = residue == Py_None ? NULL : (Kernel *)Py_NewRef(residue), r->about = Py_NewRef(about);
+    r->residue = residue == Py_None ? NULL : (Kernel *)Py_NewRef(residue);
     return 0;
 }
 static void recipe_dealloc(Recipe *r) {
     PyTypeObject *type = Py_TYPE(r);
-    Py_XDECREF(r->usual), Py_XDECREF(r->wide), Py_XDECREF(r->residue), Py_XDECREF(r->about);
+    Py_XDECREF(r->usual), Py_XDECREF(r->wide), Py_XDECREF(r->residue);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(r);
     Py_DECREF(type);
 }
@@ -139,34 +168,35 @@ static PyType_Slot recipe_slots[] = {{Py_tp_init, recipe_init}, {Py_tp_dealloc, 
 PyType_Spec recipe_spec = {"ulpscope._taps.Recipe", sizeof(Recipe), 0, Py_TPFLAGS_DEFAULT, recipe_slots};
 
 static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
-    PyObject *capturing, *stream_of, *device, *unknown;
+    PyObject *capturing, *stream_of, *device, *unknown, *kernel;
     int checked;
-    if (!PyArg_ParseTuple(args, "OOOSpK", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows))
-        return -1;
+    if (!PyArg_ParseTuple(args, "OOOSpKKO", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows,
+        &l->most_parts, &kernel)) return -1;
     if (PyBytes_Size(unknown) != MEASURE_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
     l->capturing = Py_NewRef(capturing), l->stream_of = Py_NewRef(stream_of), l->device = Py_NewRef(device),
         l->unknown = Py_NewRef(unknown);
-    l->checked = (char)checked;
-    return 0;
+    l->combine = kernel == Py_None ? NULL : (Kernel *)Py_NewRef(kernel);
+    l->checked = (char)checked, l->index = (int)PyLong_AsLong(device);
+    find_functions();
+    return PyErr_Occurred() ? -1 : 0;
 }
 static PyObject *lane_bind(Lane *l, PyObject *args) {
-    PyObject *numbers, *about;
-    if (!PyArg_ParseTuple(args, "KKKO!O!KKKKKKKK", &l->stream, &l->used, &l->most_parts, &PyList_Type, &numbers,
-        &PyList_Type, &about, &l->parts, &l->segments, &l->places, &l->residues, l->tables, l->tables + 1,
-        l->tables + 2, l->tables + 3)) return NULL;
-    set_ref(&l->numbers, Py_NewRef(numbers)), set_ref(&l->about, Py_NewRef(about));
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK", &l->stream, &l->used, &l->count, &l->combined, &l->parts, &l->segments,
+        &l->places, &l->residues, l->tables, l->tables + 1, l->tables + 2, l->tables + 3, &l->numbers, &l->about,
+        &l->rows)) return NULL;
     l->bound = 1;
     Py_RETURN_NONE;
 }
 static void lane_dealloc(Lane *l) {
     PyTypeObject *type = Py_TYPE(l);
     Py_XDECREF(l->capturing), Py_XDECREF(l->stream_of), Py_XDECREF(l->device), Py_XDECREF(l->unknown),
-        Py_XDECREF(l->numbers), Py_XDECREF(l->about);
+        Py_XDECREF(l->combine);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(l);
     Py_DECREF(type);
 }
 static PyMemberDef lane_members[] = {
-    {"used", T_ULONGLONG, offsetof(Lane, used), 0, NULL}, {"stream", T_ULONGLONG, offsetof(Lane, stream), 0, NULL},
+    {"used", T_ULONGLONG, offsetof(Lane, used), 0, NULL}, {"count", T_ULONGLONG, offsetof(Lane, count), 0, NULL},
+    {"combined", T_ULONGLONG, offsetof(Lane, combined), 0, NULL}, {"stream", T_ULONGLONG, offsetof(Lane, stream), 0, NULL},
     {"bound", T_BOOL, offsetof(Lane, bound), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyMethodDef lane_methods[] = {{"bind", (PyCFunction)lane_bind, METH_VARARGS, "Goes on with a batch."}, {NULL,
     NULL, 0, NULL}};

@@ -2,7 +2,7 @@
 #include "_taps.h"
 #include <structmember.h>
 
-enum { SILENT = 1, QUICK = 2, SIGNED = 4, FUNCTIONAL = 8 };             /* Api.fast */
+enum { SILENT = 1, QUICK = 2, SIGNED = 4, FUNCTIONAL = 8, MUTATES = 16 };                   /* Api.fast */
 enum { IN_OVERRIDES = 1, IN_FUNCTIONAL = 2, IN_TORCH = 4, IN_DISPATCHER = 8 };              /* ApiNames.code_class */
 enum { RECOMPUTING = 1 }; /* in the bits of a stack */
 enum { RECOMPUTED = 1 };
@@ -104,66 +104,38 @@ static int add_value(Call *c, int64_t slot, const uint32_t row[3]) {
     memcpy(to + 1, row, 3 * sizeof *row);
     return 0;
 }
-static int show_leaf(Fast *f, Call *c, int64_t slot, PyObject *value, int produced) {
+static int show_at(Fast *f, Call *c, int64_t slot, PyObject *value, int produced) {
     uint32_t row[3];
     int64_t number = text_number(f, slot);
     return number < 0 || value_row(f, value, produced, row) ? -1 : add_value(c, number, row);
 }
-/* A list or tuple of plain things, or of tensors, and not too long: `leaves` would give each of them. */
-static int is_flat(Fast *f, PyObject *value) {
-    if (!PyTuple_CheckExact(value) && !PyList_CheckExact(value)) return 0;
-    Py_ssize_t size = PySequence_Size(value);
-    if (size < 1 || size > 64) return 0;
-    for (Py_ssize_t at = 0; at < size; at++) {
-        PyObject *item = PySequence_GetItem(value, at);
-        int flat = item && (is_leaf(f, item) || PySlice_Check(item) || PySet_Contains(f->given[OTHERS],
-            (PyObject *)Py_TYPE(item)) == 1);
-        Py_XDECREF(item);
-        if (!flat) return 0;
-    }
-    return 1;
-}
-static int show_flat(Fast *f, Call *c, int role, PyObject *path, PyObject *value, int produced) {
-    for (Py_ssize_t at = 0; at < PySequence_Size(value); at++) {
-        PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at),
-            *full = step ? PySequence_Concat(path, step) : NULL;
-        int failed = !item || !full || show_leaf(f, c, slot_entry(f, role, full), item, produced);
-        Py_XDECREF(item), Py_XDECREF(step), Py_XDECREF(full);
-        if (failed) return -1;
-    }
-    return 0;
+typedef struct {
+    Call *call;
+    PyObject *unread;
+    int role, produced;
+} Showing;
+static int show_leaf(Fast *f, void *to, PyObject *path, PyObject *leaf) {
+    const Showing *how = to;
+    int64_t slot = PyTuple_Size(path) ? slot_entry(f, how->role, path) : place_entry(f, how->role, 0);
+    if (!how->unread) return show_at(f, how->call, slot, leaf, how->produced);
+    uint32_t row[3];
+    int64_t number = text_number(f, slot);
+    PyObject *told = number < 0 ? NULL : PyObject_CallMethodObjArgs(f->given[MEASURER], word[UNREAD], leaf,
+        how->unread, NULL);
+    int failed = !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2) || add_value(how->call, number, row);
+    Py_XDECREF(told);
+    return failed ? -1 : 0;
 }
 /* path: a tuple, or NULL for the place `at`. */
 int show(Fast *f, Call *c, int role, PyObject *path, Py_ssize_t at, PyObject *value, PyObject *unread, int produced) {
     if (c->epoch != f->epoch || !(f->roles >> role & 1)) return 0;
-    if (!unread && is_leaf(f, value))
-        return show_leaf(f, c, !path ? place_entry(f, role, at) : PyTuple_Size(path) ? slot_entry(f, role, path) :
-            place_entry(f, role, 0), value, produced);
-    PyObject *whole = path ? Py_NewRef(path) : Py_BuildValue("(n)", at), *found = NULL, *pair = NULL;
-    if (whole && !unread && is_flat(f, value)) {
-        int failed = show_flat(f, c, role, whole, value, produced);
-        Py_DECREF(whole);
-        return failed;
-    }
-    if (whole) found = PyObject_CallMethodObjArgs(f->given[MEASURER], word[LEAVES], value, NULL);
-    int failed = !found;
-    while (!failed && (pair = PyIter_Next(found))) {
-        PyObject *full = PySequence_Concat(whole, PyTuple_GetItem(pair, 0)), *leaf = PyTuple_GetItem(pair, 1);
-        int64_t slot = !full ? -1 : PyTuple_Size(full) ? slot_entry(f, role, full) : place_entry(f, role, 0);
-        if (slot < 0) failed = 1;
-        else if (!unread) failed = show_leaf(f, c, slot, leaf, produced);
-        else {
-            uint32_t row[3];
-            int64_t number = text_number(f, slot);
-            PyObject *told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[UNREAD], leaf, unread, NULL);
-            failed = number < 0 || !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2) || add_value(c,
-                number, row);
-            Py_XDECREF(told);
-        }
-        Py_XDECREF(full), Py_DECREF(pair);
-    }
-    Py_XDECREF(whole), Py_XDECREF(found);
-    return failed || PyErr_Occurred() ? -1 : 0;
+    if (!path && !unread && (is_tensor(f, value) || is_plain(f, value)))
+        return show_at(f, c, place_entry(f, role, at), value, produced);
+    Showing how = {c, unread, role, produced};
+    PyObject *whole = path ? Py_NewRef(path) : Py_BuildValue("(n)", at);
+    int failed = !whole || visit_leaves(f, value, whole, show_leaf, &how);
+    Py_XDECREF(whole);
+    return failed ? -1 : 0;
 }
 
 int tell(Fast *f, const char *text) {
@@ -259,6 +231,29 @@ State *state_here(Fast *f) {
     int failed = !s->object[CALLS] || !s->object[MODULES] || PyDict_SetItem(all, f->key, (PyObject *)s);
     Py_DECREF(s); /* the thread keeps it */
     return failed ? NULL : s;
+}
+
+/* No class and no mode of the program's hears what we ask, until `heard_again`, also with an exception set. */
+PyObject *unheard(Fast *f) {
+    PyObject *made = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]), *done = made ? ASK(made, ENTER) : NULL;
+    if (!done) Py_CLEAR(made);
+    Py_XDECREF(done);
+    return made;
+}
+void heard_again(PyObject *made) {
+    PyObject *kind, *error, *trace;
+    if (!made) return;
+    PyErr_Fetch(&kind, &error, &trace);
+    Py_XDECREF(PyObject_CallMethodObjArgs(made, word[EXIT], Py_None, Py_None, Py_None, NULL));
+    Py_DECREF(made);
+    PyErr_Restore(kind, error, trace);
+}
+/* Whether the backward of a call is wanted, and there will be one. */
+int follows(Fast *f, Call *c) {
+    int follow = truth_of(PyObject_CallNoArgs(f->given[GRAD_ENABLED]));
+    if (follow <= 0) return follow;
+    return f->all_free ? f->backward : truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER], word[WANTS_BACKWARD],
+        (PyObject *)c, NULL));
 }
 
 /* --- the mode ---------------------------------------------------------------------------------------------------- */
@@ -376,12 +371,14 @@ static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject
 }
 static void drop(Shown *shown) { Py_CLEAR(shown->args); Py_CLEAR(shown->kwargs); Py_CLEAR(shown->frame); Py_CLEAR(shown->name); }
 
-static PyObject *run_recorded(Mode *m, PyObject *api, long flags, PyObject *func, PyObject *args, PyObject *kwargs) {
+static PyObject *run_recorded(Mode *m, PyObject *api, long flags, int writes, PyObject *func, PyObject *args,
+    PyObject *kwargs) {
     Fast *f = m->fast;
     State *s = m->state;
     PyObject *api_kind = GET(api, KIND), *api_name = api_kind ? GET(api, NAME) : NULL, *result = NULL;
     Shown shown = {Py_NewRef(args), Py_XNewRef(kwargs), NULL, NULL};
     Call *c = NULL;
+    Edges *edges = NULL; /* found before the call where it writes over its arguments */
     int follow = 0, bits = 0, entered = api_name ? enter(f, s) : -1;
     if (entered <= 0) goto end;
     if (!look(f, api, flags, api_kind, api_name, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0,
@@ -399,9 +396,8 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, PyObject *func
         }
     }
     if (c && !PyErr_Occurred()) {
-        follow = truth_of(PyObject_CallNoArgs(f->given[GRAD_ENABLED]));
-        if (follow > 0) follow = f->all_free ? f->backward : truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER],
-            word[WANTS_BACKWARD], (PyObject *)c, NULL));
+        follow = follows(f, c);
+        if (follow > 0 && writes) edges = edges_of(f, shown.args, shown.kwargs, 0);
     }
     if (PyErr_Occurred()) {
         follow = 0;
@@ -429,30 +425,30 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, PyObject *func
         goto end;
     }
     if ((entered = enter(f, s)) < 0) { Py_CLEAR(result); goto end; }
-    PyObject *unheard = NULL, *done = NULL;
-    if ((PyObject *)Py_TYPE(result) != f->given[TENSOR] && (unheard = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]))) {
-        done = ASK(unheard, ENTER);
-        Py_XDECREF(done);
-    }
+    PyObject *quiet = NULL, *given = result;
+    if (result == Py_None && flags & MUTATES && PyTuple_Size(args)) given = PyTuple_GetItem(args, 0);
+    if ((PyObject *)Py_TYPE(result) != f->given[TENSOR]) quiet = unheard(f);
     int failed = PyErr_Occurred() != NULL;
-    if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, result, NULL, 1) || close_call(f, c);
-    if (!failed && follow > 0) failed = arm(f, c, sequence, NULL, shown.args, shown.kwargs, result);
+    if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, given, NULL, 1) || close_call(f, c);
+    if (!failed && follow > 0) failed = arm(f, c, sequence, edges, shown.args, shown.kwargs, given);
     if (failed && border(f, api_kind, api_name, 0)) Py_CLEAR(result);
-    if (unheard) {
-        PyErr_Fetch(&kind, &error, &trace);
-        done = PyObject_CallMethodObjArgs(unheard, word[EXIT], Py_None, Py_None, Py_None, NULL);
-        Py_XDECREF(done);
-        PyErr_Restore(kind, error, trace);
-    }
-    Py_XDECREF(unheard);
+    heard_again(quiet);
     if (entered) leave(f, s);
 end:
     if (entered == 0 && !result && !PyErr_Occurred()) result = PyObject_Call(func, args, kwargs);
     drop(&shown);
-    Py_XDECREF((PyObject *)c), Py_XDECREF(api_kind), Py_XDECREF(api_name);
+    Py_XDECREF((PyObject *)c), Py_XDECREF((PyObject *)edges), Py_XDECREF(api_kind), Py_XDECREF(api_name);
     return result;
 }
 
+/* Whether no class of tensors has a say. */
+static int are_ordinary(const Fast *f, PyObject *types) {
+    Py_ssize_t size = PyTuple_CheckExact(types) ? PyTuple_Size(types) : PyObject_IsTrue(types) ? -1 : 0;
+    for (Py_ssize_t at = 0; at < size; at++)
+        if (PyTuple_GetItem(types, at) != f->given[TENSOR] && PyTuple_GetItem(types, at) != f->given[PARAMETER])
+            return 0;
+    return size >= 0;
+}
 static PyObject *mode_call(Mode *m, PyObject *all) {
     PyObject *func, *types, *args, *kwargs = NULL;
     if (!PyArg_UnpackTuple(all, "__torch_function__", 2, 4, &func, &types, &args, &kwargs)) return NULL;
@@ -475,7 +471,7 @@ static PyObject *mode_call(Mode *m, PyObject *all) {
     if (s->busy) goto slow;                                           /* Python of ours, or left behind by it */
     int active = truth_of(GET(f->given[RECORDER], ACTIVE));
     if (active <= 0) return active ? NULL : PyObject_Call(func, args, kwargs);
-    if (!(flags & QUICK) || (PyTuple_Check(types) ? PyTuple_Size(types) : PyObject_IsTrue(types))) goto slow;
+    if (!(flags & QUICK) || !are_ordinary(f, types)) goto slow;
     PyObject *tracing = PyObject_CallNoArgs(f->given[TRACING]);
     Py_XDECREF(tracing);
     if (!tracing) return NULL;
@@ -483,7 +479,8 @@ static PyObject *mode_call(Mode *m, PyObject *all) {
     if (f->on_module) return PyObject_Call(func, args, kwargs);
     PyObject *out = kwargs ? PyDict_GetItem(kwargs, word[OUT]) : NULL;
     PyObject *inplace = kwargs ? PyDict_GetItem(kwargs, word[INPLACE]) : NULL;
-    if ((out && out != Py_None) || (inplace && inplace != Py_False)) goto slow;
+    int writes = flags & MUTATES || (inplace && inplace != Py_False);
+    if ((out && out != Py_None) || (writes && PyDict_Size(f->given[FRESH]))) goto slow;
     int quiet = truth_of(GET(f->given[TAP], QUIET));
     if (quiet < 0) return NULL;
     if (quiet) return PyObject_Call(func, args, kwargs);
@@ -493,7 +490,7 @@ static PyObject *mode_call(Mode *m, PyObject *all) {
         if (inside) inside = !truth_of(PyObject_CallNoArgs(f->given[INFERENCE])); /* which excludes autograd too */
         if (inside) goto slow;
     }
-    return run_recorded(m, api, flags, func, args, kwargs);
+    return run_recorded(m, api, flags, writes, func, args, kwargs);
 slow:
     return PyObject_CallMethodObjArgs((PyObject *)m, word[SLOW], func, types, args, kwargs ? kwargs : Py_None, NULL);
 }

@@ -2,7 +2,7 @@
  * is given anew in each. */
 #include "_taps.h"
 
-enum { MOST_KEPT = 200000, SWEEP = 10000 };
+enum { MOST_KEPT = 200000, SWEEP = 10000, MOST_FLAT = 64 };
 
 static int64_t indexed(PyObject *index, PyObject *key) {
     PyObject *found = PyDict_GetItemWithError(index, key);
@@ -169,10 +169,49 @@ done:
 
 /* --- values ------------------------------------------------------------------------------------------------------ */
 
-int is_leaf(Fast *f, PyObject *value) {
-    PyObject *type = (PyObject *)Py_TYPE(value);
-    return type == f->given[TENSOR] || type == f->given[PARAMETER] || value == Py_None || PyLong_CheckExact(value) ||
-           PyFloat_CheckExact(value) || PyBool_Check(value) || PyUnicode_CheckExact(value);
+int is_tensor(const Fast *f, PyObject *value) {
+    return (PyObject *)Py_TYPE(value) == f->given[TENSOR] || (PyObject *)Py_TYPE(value) == f->given[PARAMETER];
+}
+static int is_scalar(PyObject *value) {
+    return value == Py_None || PyLong_CheckExact(value) || PyFloat_CheckExact(value) || PyBool_Check(value) ||
+           PyUnicode_CheckExact(value);
+}
+int is_plain(const Fast *f, PyObject *value) {
+    return is_scalar(value) || PySlice_Check(value) || PySet_Contains(f->given[OTHERS], (PyObject *)Py_TYPE(value)) == 1;
+}
+/* A list or tuple of plain things, or of tensors, and not too long: `leaves` would give each of them. */
+static int is_flat(const Fast *f, PyObject *value) {
+    Py_ssize_t size = PyTuple_CheckExact(value) || PyList_CheckExact(value) ? PySequence_Size(value) : 0;
+    if (size < 1 || size > MOST_FLAT) return 0;
+    for (Py_ssize_t at = 0; at < size; at++) {
+        PyObject *item = PySequence_GetItem(value, at);
+        int flat = item && (is_tensor(f, item) || is_plain(f, item));
+        Py_XDECREF(item);
+        if (!flat) return 0;
+    }
+    return 1;
+}
+int visit_leaves(Fast *f, PyObject *value, PyObject *path, Visit visit, void *to) {
+    if (is_tensor(f, value) || is_plain(f, value)) return visit(f, to, path, value);
+    int failed = 0;
+    if (is_flat(f, value)) {
+        for (Py_ssize_t at = 0; !failed && at < PySequence_Size(value); at++) {
+            PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at),
+                *full = step ? PySequence_Concat(path, step) : NULL;
+            failed = !item || !full || visit(f, to, full, item);
+            Py_XDECREF(item), Py_XDECREF(step), Py_XDECREF(full);
+        }
+        return failed ? -1 : 0;
+    }
+    PyObject *found = PyObject_CallMethodObjArgs(f->given[MEASURER], word[LEAVES], value, NULL), *pair;
+    failed = !found;
+    while (!failed && (pair = PyIter_Next(found))) {
+        PyObject *full = PySequence_Concat(path, PyTuple_GetItem(pair, 0));
+        failed = !full || visit(f, to, full, PyTuple_GetItem(pair, 1));
+        Py_XDECREF(full), Py_DECREF(pair);
+    }
+    Py_XDECREF(found);
+    return failed || PyErr_Occurred() ? -1 : 0;
 }
 
 /* Numbers that a method of the measurer has found. */
@@ -265,6 +304,39 @@ static int64_t meta_at(Fast *f, PyObject *value, PyObject *requires_grad) {
     return found;
 }
 
+enum { FORM_HEAD = 4, MOST_DIMS = 16 };
+/* As meta_at, of a tensor that was asked without Python. */
+static int64_t meta_like(Fast *f, PyObject *value, Direct *d) {
+    int64_t form[FORM_HEAD + 2 * MOST_DIMS] = {0};
+    if (!tensor_layout(d) || d->dim > MOST_DIMS) return meta_at(f, value, d->requires_grad ? Py_True : Py_False);
+    size_t dim = (size_t)d->dim, size = sizeof *form * (FORM_HEAD + 2 * dim);
+    form[0] = d->dim, form[1] = d->dtype, form[2] = d->device_type, form[3] = d->device_index;
+    memcpy(form + FORM_HEAD, d->sizes, sizeof *form * dim), memcpy(form + FORM_HEAD + dim, d->strides, sizeof *form * dim);
+    uint64_t mark = 0x9E3779B97F4A7C15u;
+    for (size_t i = 0; i < FORM_HEAD + 2 * dim; i++) mark = (mark ^ (uint64_t)form[i]) * 0xBF58476D1CE4E5B9u, mark ^= mark >> 29;
+    uint64_t type = (uint64_t)Py_TYPE(value) | (uint64_t)d->requires_grad;
+    uint64_t *found = table_find(&f->forms, mark | 1, d->keys, type);
+    if (found && !memcmp(f->metas[*found].form, form, size)) return (int64_t)*found;
+    int64_t at = meta_at(f, value, d->requires_grad ? Py_True : Py_False);
+    if (at < 0 || found || f->metas[at].form) return at; /* two forms with one mark: the second is not kept */
+    if (!(f->metas[at].form = malloc(size))) return PyErr_NoMemory(), -1;
+    memcpy(f->metas[at].form, form, size);
+    return table_put(&f->forms, mark | 1, d->keys, type, (uint64_t)at) ? -1 : at;
+}
+/* Tensors with the same dispatch keys are alike in everything that makes one odd: the first is looked at. */
+int is_direct(Fast *f, PyObject *value, Direct *d) {
+    uint64_t keys = tensor_keys(value);
+    if (!keys) return 0;
+    uint64_t *known = table_find(&f->keys, keys, 0, 0);
+    if (!known) {
+        int ordinary = truth_of(PyObject_CallFunctionObjArgs(f->given[ORDINARY], value, NULL));
+        if (ordinary < 0) PyErr_Clear();
+        if (table_put(&f->keys, keys, 0, 0, ordinary > 0)) return -1;
+        known = table_find(&f->keys, keys, 0, 0);
+    }
+    return *known && tensor_facts(value, d);
+}
+
 static Seen *seen_find(Fast *f, const Table *table, uint64_t a, uint64_t b, uint64_t c, PyObject *owner) {
     uint64_t *at = table_find(table, a, b, c);
     if (!at) return NULL;
@@ -350,40 +422,52 @@ static int64_t measure(Fast *f, PyObject *value, Meta *meta, uint64_t pointer) {
     return number;
 }
 
+/* What an attribute tells of a tensor that must be asked through Python; -1 after an error, 1 where it is no ordinary one. */
+static int ask_tensor(Fast *f, PyObject *value, Direct *d) {
+    d->requires_grad = truth_of(GET(value, REQUIRES_GRAD));
+    if (d->requires_grad < 0) return -1;
+    d->version = (uint64_t)number_of(GET(value, VERSION));
+    if (PyErr_Occurred()) PyErr_Clear(); /* inference tensors have none, and are told below */
+    d->pointer = (uint64_t)number_of(ASK(value, DATA_PTR));
+    return PyErr_Occurred() ? -1 : 0;
+}
+static int is_odd(Fast *f, PyObject *value) {
+    PyObject *transform = PyObject_CallNoArgs(f->given[TRANSFORM]);
+    int odd = !transform ? -1 : transform == Py_None ? 0 : truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED],
+        value, NULL));
+    Py_XDECREF(transform);
+    return odd ? odd : truth_of(ASK(value, IS_NEG));
+}
 /* An ordinary tensor; 1 when it is not. */
 static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
+    Direct d = {0};
     Seen now = {0};
-    PyObject *flag = GET(value, REQUIRES_GRAD), *base = NULL;
-    if (!flag) return -1;
-    now.requires_grad = flag == Py_True;
-    now.version = (uint64_t)number_of(GET(value, VERSION));
-    if (PyErr_Occurred()) PyErr_Clear(); /* inference tensors have none, and are told below */
-    now.pointer = (uint64_t)number_of(ASK(value, DATA_PTR));
-    int result = -1;
-    if (PyErr_Occurred()) goto done;
+    int direct = is_direct(f, value, &d), result = -1, inference = 0;
+    if (direct < 0 || (!direct && ask_tensor(f, value, &d))) return -1;
+    now.requires_grad = d.requires_grad, now.version = d.version, now.pointer = d.pointer;
     Seen *seen = seen_find(f, &f->seen_at, (uint64_t)value, 0, 0, value);
     if (seen && seen->version == now.version && seen->pointer == now.pointer &&
         seen->requires_grad == now.requires_grad &&
         !is_distrusted(f, seen->memory)) {
         memcpy(row, seen->row, sizeof seen->row);
-        result = 0;
-        goto done;
+        return 0;
     }
-    int64_t at = meta_at(f, value, flag);
-    if (at < 0) goto done;
+    int64_t at = direct ? meta_like(f, value, &d) : meta_at(f, value, d.requires_grad ? Py_True : Py_False);
+    if (at < 0) return -1;
     Meta *meta = f->metas + at;
-    PyObject *transform = meta->plain ? PyObject_CallNoArgs(f->given[TRANSFORM]) : NULL;
-    Py_XDECREF(transform);
-    if (!meta->plain || !transform || (transform != Py_None &&
-        truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED], value, NULL))) ||
-        truth_of(ASK(value, IS_NEG))) {
-        result = PyErr_Occurred() ? -1 : 1;
-        goto done;
+    if (!meta->plain) return 1;
+    int view = direct ? tensor_is_view(&d) : 1;
+    if (!direct) {
+        int odd = is_odd(f, value);
+        if (odd) return odd;
+        d.offset = (uint64_t)number_of(ASK(value, STORAGE_OFFSET));
+        inference = truth_of(ASK(value, IS_INFERENCE));
+        if (PyErr_Occurred()) return -1;
     }
-    now.offset = (uint64_t)number_of(ASK(value, STORAGE_OFFSET));
+    now.offset = d.offset;
     now.memory = now.pointer - now.offset * meta->itemsize;
-    int inference = truth_of(ASK(value, IS_INFERENCE));
-    if (inference < 0 || PyErr_Occurred() || !(base = GET(value, BASE))) goto done;
+    PyObject *base = view ? GET(value, BASE) : Py_NewRef(Py_None);
+    if (!base) return -1;
     if (meta->nbytes && !now.memory) {
         result = 1;
         goto done;
@@ -419,18 +503,16 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     row[1] = now.row[1] = (uint32_t)number;
     result = reusable && remember(f, owner, owner != value, &now) ? -1 : 0;
 done:
-    Py_DECREF(flag);
-    Py_XDECREF(base);
+    Py_DECREF(base);
     return result;
 }
 
 /* What it is, its measure, and a text (a scalar, or why there is no measure). */
 int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
-    PyObject *type = (PyObject *)Py_TYPE(value);
-    if (type != f->given[TENSOR] && type != f->given[PARAMETER]) {
-        if (is_leaf(f, value)) return scalar_row(f, value, row);
+    if (!is_tensor(f, value)) {
+        if (is_scalar(value)) return scalar_row(f, value, row);
         if (PySlice_Check(value)) return slice_row(f, value, row);
-        int known = PySet_Contains(f->given[OTHERS], type);
+        int known = PySet_Contains(f->given[OTHERS], (PyObject *)Py_TYPE(value));
         return known < 0 ? -1 : known ? kept_row(f, f->scalars[5], value, value, row) : told_row(f, OTHER, value, row);
     }
     int result;
@@ -455,8 +537,10 @@ void drop_metas(Fast *f) {
         Meta *m = f->metas + i;
         PyObject **all[] = {&m->python, &m->shape, &m->stride, &m->code, &m->lane, &m->recipe};
         for (size_t k = 0; k < sizeof all / sizeof *all; k++) Py_CLEAR(*all[k]);
+        free(m->form);
     }
     f->meta_count = 0;
+    table_empty(&f->forms);
 }
 
 /* --- steps ------------------------------------------------------------------------------------------------------- */

@@ -41,7 +41,7 @@ class Rows:
         self._count += 1
         return self._count - 1
 
-    def complete_measures(self, numbers: list[int], rows: Any, sketches: bytes) -> None:
+    def complete_measures(self, numbers: Any, rows: Any, sketches: bytes) -> None:
         for number, row in zip(numbers, rows, strict=True):
             start, size = int(row["sketch_offset"]), int(row["sketch_len"])
             self.rows[number] = row

@@ -137,8 +137,7 @@ class BackwardTap:
     def edges(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, peek: bool = False) -> Any:
         """Which autograd edge each argument is, for `arm`. With `peek`, views whose node torch would have to rebuild are left
         out."""
-        found = None if self._fast is None else self._fast.edges(args, kwargs, peek)
-        return self._edges(args, kwargs, peek=peek) if found is None else found
+        return self._edges(args, kwargs, peek=peek) if self._fast is None else self._fast.edges(args, kwargs, peek)
 
     def _edges(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, peek: bool = False) -> Edges:
         found: Edges = {}

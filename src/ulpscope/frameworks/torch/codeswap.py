@@ -27,7 +27,7 @@ class CodeSwap:
     def install(self) -> None:
         function, around = self.function, self._around
         twin = self._twin()
-        self._target.append(lambda args, kwargs: around(twin, args, kwargs))
+        self._target.append(functools.partial(around, twin))
         self._code = _calling(self._target, self._original)
         function.__code__ = self._code
 

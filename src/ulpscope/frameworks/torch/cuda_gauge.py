@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 IN_GRAPH = "queued while a CUDA graph was captured: it is computed at each replay, which nobody sees"
 _ROWS = 512
-# Room for the parts of answers: of the first stream, which is nearly always the only one, and of any other.
-_PARTS, _OTHER_PARTS = 48 << 10, 20 << 10
+# Room for the parts of answers, which are made into rows whenever it is full.
+_PARTS = 16 << 10
 _BATCHES = 4
 # Answers in each half of the memory they come back to.
-_MAIL = 1024
+_MAIL = 512
 _SMALLEST_SPAN = 32
 # From so many elements on programs take blocks of one turn, in so many shares; in twice as many from the second number.
 _WIDE, _LARGE = 1 << 20, 1 << 23
@@ -94,9 +94,8 @@ class Plan:
 class _Batch:
     """Room for the answers of up to `_ROWS` tensors on one stream. Its order lets the next ones in once they are copied."""
 
-    def __init__(self, device: torch.device, room: int) -> None:
-        self.room = room
-        self.parts = torch.empty(room, ANSWER, dtype=torch.int64, device=device)
+    def __init__(self, device: torch.device) -> None:
+        self.parts = torch.empty(_PARTS, ANSWER, dtype=torch.int64, device=device)
         self.segments = torch.empty(_ROWS, 2, dtype=torch.int64, device=device)
         self.rows = torch.empty(_ROWS, ANSWER, dtype=torch.int64, device=device)
         self.places = torch.empty(_ROWS, 2, dtype=torch.int64, device=device)
@@ -104,13 +103,17 @@ class _Batch:
         self.stream: Any = None
         self.addresses = self.parts.data_ptr(), self.segments.data_ptr()
         self.residue_addresses = self.places.data_ptr(), self.residues.data_ptr()
+        # Of each row: its number in the dump, and what `rows_of` wants to know.
+        self.numbers = np.empty(_ROWS, dtype=np.uint32)
+        self.about = np.empty(_ROWS, dtype=ABOUT)
         self.empty()
 
     def empty(self) -> None:
-        self.numbers: list[int] = []
-        self.about: list[tuple[int, ...]] = []
-        self.tickets: list[int] = []
+        self.count = 0
+        # Rows that were made of their parts, and parts of the others.
+        self.combined = 0
         self.used = 0
+        self.tickets: list[int] = []
 
 
 class _Mail:
@@ -118,11 +121,12 @@ class _Mail:
 
     def __init__(self, device: torch.device) -> None:
         self.host = torch.empty(_MAIL, ANSWER, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.numbers = np.empty(_MAIL, dtype=np.uint32)
+        self.about = np.empty(_MAIL, dtype=ABOUT)
         self.empty()
 
     def empty(self) -> None:
-        self.numbers: list[int] = []
-        self.about: list[tuple[int, ...]] = []
+        self.count = 0
         self.tickets: list[int] = []
         self.events: list[Any] = []
 
@@ -160,7 +164,8 @@ class CudaGauge:
         self.lane: Any = None
         if taps.C is not None and self._on_cuda and self._simple:
             ask = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream, self._index
-            self.lane = taps.C.Lane(*ask, sink.unknown_measure, self._checked, _ROWS)
+            combine = None if self._kernels is None else self._launch(self._kernels.combine, (self._sketched,)).for_c
+            self.lane = taps.C.Lane(*ask, sink.unknown_measure, self._checked, _ROWS, _PARTS, combine)
 
     def recipe(self, plan: Plan) -> Any:
         """A plan as C has it; None without C."""
@@ -173,7 +178,7 @@ class CudaGauge:
         return taps.C.Recipe(
             plan.launch and plan.launch.for_c, plan.programs if plan.launch else 0, plan.scalars if plan.launch else (),
             plan.wide and plan.wide.for_c, plan.wide_programs if has_wide else 0, plan.wide_scalars if has_wide else (),
-            residue and residue.for_c, programs, (*sizes, weights), plan.room, plan.direct, plan.about,
+            residue and residue.for_c, programs, (*sizes, weights), plan.room, plan.direct, np.array(plan.about, dtype=ABOUT).tobytes(),
         )  # fmt: skip
 
     def plan(self, value: Tensor, dtype: DType) -> Plan:
@@ -268,8 +273,10 @@ class CudaGauge:
         batch = self._batches.get(stream)
         if batch is None:
             batch = self._new_batch(stream)
-        elif len(batch.numbers) >= _ROWS or batch.used + plan.room > batch.room:
+        elif batch.count >= _ROWS:
             self._send(stream)
+        elif batch.used + plan.room > _PARTS:
+            self._combine(batch, stream)
         if self._simple and plan.direct and pointer % 4 == 0:
             self._launch_measure(pointer, plan, batch, stream)
             if self._checked:
@@ -278,19 +285,22 @@ class CudaGauge:
             with torch.no_grad(), _no_dispatch():
                 self._queue_all(value, plan, batch, stream)
         number = self._sink.reserve_measure()
+        batch.numbers[batch.count] = number
+        batch.about[batch.count] = plan.about
         batch.used += plan.room
-        batch.numbers.append(number)
-        batch.about.append(plan.about)
+        batch.count += 1
         if self.lane is not None:
             places = (*batch.addresses, *batch.residue_addresses, *self._table_addresses, *self._list_addresses)
-            self.lane.bind(stream, batch.used, batch.room, batch.numbers, batch.about, *places)
+            notes = (batch.numbers.ctypes.data, batch.about.ctypes.data, batch.rows.data_ptr())
+            self.lane.bind(stream, batch.used, batch.count, batch.combined, *places, *notes)
         return number
 
     def _unbind(self) -> None:
         """Takes the batch back from C."""
         if self.lane is not None and self.lane.bound:
-            self._batches[self.lane.stream].used = self.lane.used
-            self.lane.bound = False
+            batch, lane = self._batches[self.lane.stream], self.lane
+            batch.used, batch.count, batch.combined = lane.used, lane.count, lane.combined
+            lane.bound = False
 
     def finish(self) -> None:
         """Waits for every answer and fills in its row."""
@@ -310,7 +320,7 @@ class CudaGauge:
         try:
             with torch.no_grad(), _no_dispatch(), torch.cuda.device(self._device):
                 nothing = torch.zeros(2, dtype=torch.int64, device=self._device).data_ptr()
-                self._kernels.combine[(1,)](nothing, nothing, nothing, self._sketched)
+                self._kernels.combine[(1,)](nothing, nothing, nothing, 0, self._sketched)
         except Exception as error:  # whatever a foreign compiler raises, the other way serves
             log.warning("Triton does not work here (%s); measuring with torch operators, which is slower", error)
             self._kernels = None
@@ -320,7 +330,7 @@ class CudaGauge:
     def _launch_measure(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
         parts, segments = batch.addresses
         signs, turns = self._table_addresses
-        row = len(batch.numbers)
+        row = batch.count
         if plan.wide is not None and pointer % 16 == 0:
             plan.wide(
                 plan.wide_programs, stream, pointer, parts, batch.used, segments, row, signs, turns,
@@ -331,12 +341,12 @@ class CudaGauge:
 
     def _launch_residue(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
         programs, *sizes = plan.residues
-        place = (*batch.residue_addresses, len(batch.numbers))
+        place = (*batch.residue_addresses, batch.count)
         self._launch(self._kernels.residue)(programs, stream, pointer, *place, *sizes, self._weights.data_ptr())
 
     def _queue_all(self, value: Tensor, plan: Plan, batch: _Batch, stream: int) -> None:
         """Everything that may need a contiguous form: torch operators, the CRC, the bits themselves."""
-        row = len(batch.numbers)
+        row = batch.count
         whole = value.detach()
         if plan.contiguous or not whole.is_contiguous():
             whole = whole.contiguous()
@@ -365,7 +375,7 @@ class CudaGauge:
         with torch.no_grad(), _no_dispatch():
             current = torch.cuda.current_stream(self._device) if self._on_cuda else None
             if len(self._batches) < _BATCHES:
-                batch = _Batch(self._device, _OTHER_PARTS if self._batches else _PARTS)
+                batch = _Batch(self._device)
             else:
                 oldest = next(iter(self._batches))
                 self._send(oldest)
@@ -375,54 +385,60 @@ class CudaGauge:
         self._batches[stream] = batch
         return batch
 
+    def _combine(self, batch: _Batch, stream: int) -> None:
+        """Queues the making of rows from parts, whose room is then free."""
+        if batch.used:
+            rows = batch.rows.data_ptr()
+            combine = self._launch(self._kernels.combine, (self._sketched,))
+            combine(batch.count - batch.combined, stream, *batch.addresses, rows, batch.combined)
+        batch.combined, batch.used = batch.count, 0
+
     def _send(self, stream: int) -> None:
         """Queues the copying of a batch's answers, after which the batch is empty."""
         self._unbind()
         batch = self._batches[stream]
-        count = len(batch.numbers)
+        count = batch.count
         if not count:
             return
         with torch.no_grad(), _no_dispatch(), torch.cuda.stream(batch.stream):
             mail = self._mail_for(count)
-            rows = batch.rows.data_ptr()
-            if batch.used:
-                self._launch(self._kernels.combine, (self._sketched,))(count, stream, *batch.addresses, rows)
+            self._combine(batch, stream)
             if self._checked and self._kernels is not None:
-                place = (*batch.residue_addresses, rows, self._doublings.data_ptr())
+                place = (*batch.residue_addresses, batch.rows.data_ptr(), self._doublings.data_ptr())
                 self._launch(self._kernels.combine_residues)(count, stream, *place)
-            start = len(mail.numbers)
-            mail.host[start : start + count].copy_(batch.rows[:count], non_blocking=True)
+            here = slice(mail.count, mail.count + count)
+            mail.host[here].copy_(batch.rows[:count], non_blocking=True)
             if self._on_cuda:
                 mail.events.append(torch.cuda.Event())
                 mail.events[-1].record()
-        mail.numbers += batch.numbers
-        mail.about += batch.about
+        mail.numbers[here] = batch.numbers[:count]
+        mail.about[here] = batch.about[:count]
         mail.tickets += batch.tickets
+        mail.count += count
         batch.empty()
 
     def _mail_for(self, count: int) -> _Mail:
         """Where so many answers fit. What lies in the other half is filled in before it is used again."""
         if not self._mail:
             self._mail = [_Mail(self._device), _Mail(self._device)]
-        if len(self._mail[0].numbers) + count > _MAIL:
+        if self._mail[0].count + count > _MAIL:
             self._mail.reverse()
             self._complete(self._mail[0])
         return self._mail[0]
 
     def _complete(self, mail: _Mail) -> None:
         """Fills in the rows of answers; waits for those that are still on their way."""
-        if not mail.numbers:
+        if not mail.count:
             return
         for event in mail.events:
             event.synchronize()
-        answers = mail.host.numpy()[: len(mail.numbers)]
-        rows, sketches = rows_of(answers, np.array(mail.about, dtype=ABOUT))
+        rows, sketches = rows_of(mail.host.numpy()[: mail.count], mail.about[: mail.count])
         if self.payloads is not None:
             for row, ticket in zip(rows, mail.tickets, strict=True):
                 place = self.payloads.place(ticket) if ticket >= 0 else None
                 if place is not None:
                     row["payload_offset"], row["payload_nbytes"] = place
-        self._sink.complete_measures(mail.numbers, rows, sketches)
+        self._sink.complete_measures(mail.numbers[: mail.count].astype(np.int64), rows, sketches)
         mail.empty()
 
 

@@ -251,17 +251,17 @@ def measure(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["parts", "segments", "rows"])
-def combine(parts: tl.int64, segments: tl.int64, rows: tl.int64, SKETCHED: tl.constexpr):
+@triton.jit(do_not_specialize=["parts", "segments", "rows", "first_row"])
+def combine(parts: tl.int64, segments: tl.int64, rows: tl.int64, first_row: tl.int64, SKETCHED: tl.constexpr):
     """One row from its parts, in their order."""
-    row = tl.program_id(0)
+    row = first_row + tl.program_id(0)
     segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
     first = tl.load(segment)
     count = tl.load(segment + 1).to(tl.int32)
     if count == 0:
         return  # its answer is there already
     source = parts.to(tl.pointer_type(tl.int64)) + first * 140
-    target = rows.to(tl.pointer_type(tl.int64)) + row.to(tl.int64) * 140
+    target = rows.to(tl.pointer_type(tl.int64)) + row * 140
     lane = tl.arange(0, 128)
     high = tl.full([128], -0x8000000000000000, tl.int64)
     low = tl.full([128], 0x7FFFFFFFFFFFFFFF, tl.int64)

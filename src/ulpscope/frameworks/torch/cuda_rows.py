@@ -62,8 +62,18 @@ def rows_of(answers: NDArray[np.int64], about: NDArray[np.void]) -> tuple[NDArra
     lengths = about["sketch"].astype(np.int64)
     rows["sketch_len"] = lengths
     rows["sketch_offset"] = 4 * (np.cumsum(lengths) - lengths)
-    sums = np.ascontiguousarray(answers[:, HEAD:]).view(np.float32)
-    return rows, sums[np.arange(BUCKETS) < lengths[:, None]].tobytes()
+    return rows, _sketches(answers, lengths)
+
+
+def _sketches(answers: NDArray[np.int64], lengths: NDArray[np.int64]) -> bytes:
+    """The sums of all sketches, one after the other. Nearly all have their full length."""
+    pieces, start = [], 0
+    for place in [*np.flatnonzero(lengths < BUCKETS), len(answers)]:
+        pieces.append(answers[start:place, HEAD:].tobytes())
+        if place < len(answers):
+            pieces.append(answers[place, HEAD:].tobytes()[: 4 * lengths[place]])
+        start = place + 1
+    return b"".join(pieces)
 
 
 def _norms(head: NDArray[np.int64], kind: NDArray[np.void]) -> NDArray[np.float64]:

@@ -18,10 +18,11 @@ from torch._C._autograd import _get_sequence_nr
 from torch.fx import _symbolic_trace as fx_trace
 from torch.nn import Module
 
+from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch.backward import BackwardTap
-from ulpscope.frameworks.torch.codeswap import CodeSwap, caller_of
+from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, caller_of
 from ulpscope.frameworks.torch.recursion import STRETCH, Room
 from ulpscope.naming import MODULE
 from ulpscope.records import Phase, Role
@@ -100,7 +101,10 @@ class ModuleTap:
         self.names = ModuleNames(models)
         self._records = records
         self._parameters = ParameterGradients(observer) if records else None
-        self._swap = CodeSwap(Module.__call__, self._around)  # type: ignore[arg-type]
+        around: Around = self._around
+        if observer.fast is not None and taps.C is not None:  # which comes back to Python for what is unusual
+            around = taps.C.Around(observer.fast, self, MODULE, Module, fx_trace, records)
+        self._swap = CodeSwap(Module.__call__, around)  # type: ignore[arg-type]
         self._room = Room()
 
     def install(self) -> None:
@@ -122,6 +126,11 @@ class ModuleTap:
         """Lets go of a parameter; it is watched again when its module is next called."""
         if self._parameters is not None:
             self._parameters.release(value)
+
+    def watch(self, call: OpenCall, module: Module) -> None:
+        """Looks out for the gradients of a module's own parameters."""
+        if self._parameters is not None:
+            self._parameters.watch(call, module)
 
     def finish_step(self) -> None:
         if self._parameters is not None:
@@ -171,8 +180,7 @@ class ModuleTap:
                     for key, value in _parameters(module):
                         if value is not None:
                             observer.show(call, Role.PARAMETERS, (key,), value)
-                    if self._parameters is not None:
-                        self._parameters.watch(call, module)
+                    self.watch(call, module)
                 follow = records and torch.is_grad_enabled() and observer.wants_backward(call)
                 if follow:
                     edges = self.backward.edges(args[1:], kwargs, peek=True)
@@ -230,6 +238,9 @@ class ParameterGradients:
         self._owners: dict[int, list[tuple[str, str]]] = {}
         self._open: dict[str, tuple[OpenCall, set[str]]] = {}
         self._sizes: dict[str, int] = {}
+        self._hook: Callable[[Tensor], None] = self._arrived
+        if observer.fast is not None and taps.C is not None:
+            self._hook = taps.C.Arrival(observer.fast, self._owners, self._open, self._sizes, MODULE)
 
     def watch(self, call: OpenCall, module: Module) -> None:
         for key, value in _parameters(module):
@@ -242,7 +253,7 @@ class ParameterGradients:
             self._sizes[call.name] = self._sizes.get(call.name, 0) + 1
             if id(value) not in self._watched:
                 fresh = value._post_accumulate_grad_hooks is None
-                handle = value.register_post_accumulate_grad_hook(self._arrived)
+                handle = value.register_post_accumulate_grad_hook(self._hook)
                 self._watched[id(value)] = (value, handle, fresh)
 
     def remove(self) -> None:

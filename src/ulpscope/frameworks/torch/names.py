@@ -271,9 +271,10 @@ class Api:
             (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         )
         # For _taps_modes.c: what it can do by itself, and what it must look at.
-        unusual = self.mutates or self.pending_inputs or self.pending_outputs or self.unseen is not None
+        unusual = self.pending_inputs or self.pending_outputs or self.unseen is not None
         quick = treatment == NORMAL and kind != "Aten" and not unusual
-        self.fast = (treatment == IGNORED) | quick << 1 | self.signed << 2 | (kind == "Functional") << 3
+        flags = (treatment == IGNORED, quick, self.signed, kind == "Functional", self.mutates)
+        self.fast = sum(flag << place for place, flag in enumerate(flags))
 
 
 class ApiNames:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ulpscope import native
+from ulpscope import native, taps
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import names, tensors
@@ -88,6 +88,7 @@ class TorchMeasurer:
         self._gauges: dict[int, CudaGauge] = {}
         self._fast: Any = None
         self._rewritten: dict[int, int] = {}
+        self._fresh: dict[int, tuple[Any, int]] = {}
         # Told what the reader of the dump should know.
         self.note: Callable[[str], None] = log.info
         self.begin_step()
@@ -96,9 +97,11 @@ class TorchMeasurer:
         fast.give(
             reuse=self._reuse,
             rewritten=self._rewritten,
+            fresh=self._fresh,
             wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
             measure=None if self._payloads else native.measure,
             measure_flags=self._flags,
+            ordinary=_is_ordinary,
             others={torch.dtype, torch.device, torch.Size, torch.memory_format, type(...)},
             tensor=Tensor,
             parameter=Parameter,
@@ -110,6 +113,7 @@ class TorchMeasurer:
             excluded=functools.partial(torch._C._dispatch_tls_is_dispatch_key_excluded, _AUTOGRAD),
             inference=torch.is_inference_mode_enabled,
         )
+        _learn()
         self._fast = fast
         self.row = fast.row  # type: ignore[method-assign]
 
@@ -124,7 +128,7 @@ class TorchMeasurer:
         self._stored: dict[bytes, tuple[int, int]] = {}
         self._distrusted: set[int] = set()
         self._sweep_at = _SWEEP
-        self._fresh: dict[int, tuple[Any, int]] = {}
+        self._fresh.clear()
         for gauge in self._gauges.values():
             if gauge.payloads is not None:
                 gauge.payloads.begin_step()
@@ -295,7 +299,8 @@ class TorchMeasurer:
         """Drops what is known of tensors that are gone: a step of a million calls must not grow by a million entries."""
         self._known = {place: known for place, known in self._known.items() if known[0]() is not None}
         self._seen = {number: seen for number, seen in self._seen.items() if seen[0]() is not None}
-        self._fresh = {number: fresh for number, fresh in self._fresh.items() if fresh[0]() is not None}
+        for number in [number for number, fresh in self._fresh.items() if fresh[0]() is None]:
+            del self._fresh[number]
         self._sweep_at = 2 * (len(self._known) + len(self._seen)) + _SWEEP
 
     def _payload(self, pointer: int, meta: _Meta) -> tuple[int, int] | None:
@@ -414,6 +419,34 @@ def is_wrapped(value: Tensor) -> bool:
     """Whether a tensor belongs to a torch.func transform that is under way."""
     functorch = torch._C._functorch
     return functorch.maybe_current_level() is not None and functorch.is_functorch_wrapped_tensor(value)
+
+
+def _is_ordinary(value: Tensor) -> bool:
+    """Whether a tensor, and all with its dispatch keys, are plain memory that torch keeps a version of."""
+    odd = value.is_neg() or value.is_conj() or value.is_inference() or value.is_quantized or value.is_nested
+    odd = odd or torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value)
+    return not odd and value.layout is torch.strided and value.device.type in ("cpu", "cuda")
+
+
+@functools.cache
+def _learn() -> bool:
+    """Shows the C part a few tensors, so that it can ask others without Python. Whether that can be done."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+        base = torch.zeros(6, 4, dtype=torch.complex64)
+        weight = Parameter(torch.ones(3, 5))
+        samples = [base, base.conj(), base[2:, 1:3].t(), weight, weight.detach()[1:], torch._neg_view(base.real)]
+        samples += [(weight * 2).detach(), torch.zeros(3).add_(1), torch.empty(0), torch.zeros(2, dtype=torch.bool)]
+        with torch.enable_grad():
+            samples += [weight * 2, *weight.unbind()]
+        keys = [torch._C._dispatch_keys(value).raw_repr() for value in samples]
+        told = [
+            (
+                value, value._cdata, key, value.requires_grad, value._version, value.data_ptr(), tuple(value.shape),
+                value.stride(), value.storage_offset(), value.output_nr, value._is_view(), -1,
+            )
+            for value, key in zip(samples, keys, strict=True)
+        ]  # fmt: skip
+    return taps.C is not None and taps.C.learn(told)
 
 
 def _describe(value: Tensor) -> dict[str, Any]:

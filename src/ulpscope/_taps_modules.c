@@ -1,0 +1,315 @@
+/* Calls of modules, and gradients of parameters, in the ordinary case: a module inside another on a thread that is known.
+ * module_tap.py has the whole of it and takes every other case. */
+#include "_taps.h"
+
+enum { STRETCH = 16 }; /* recursion.py */
+
+/* What a module is called. */
+typedef struct {
+    PyObject *weak, *path, *full;
+} Known;
+typedef struct {
+    PyObject_HEAD
+    Fast *fast;
+    PyObject *tap, *kind, *module_class, *tracer;
+    char records;
+    Known *list;
+    size_t count, room;
+    Table known;
+} Around;
+
+static const Known *known_as(Around *a, PyObject *module, PyObject *above) {
+    PyTypeObject *type = Py_TYPE(module);
+    uint64_t *at = table_find(&a->known, (uint64_t)module, (uint64_t)type, 0);
+    if (at && PyWeakref_GetObject(a->list[*at].weak) == module) return a->list + *at;
+    PyObject *names = GET(a->tap, NAMES_OF), *path = NULL, *full = NULL, *weak = PyWeakref_NewRef(module, NULL);
+    if (names && weak) path = PyObject_CallMethodObjArgs(names, word[OF], module, above, NULL);
+    PyObject *name = path ? GET((PyObject *)type, TYPE_NAME) : NULL;
+    if (name) full = PyUnicode_GetLength(path) ? PyUnicode_FromFormat("%U.%U", path, name) : Py_NewRef(name);
+    Py_XDECREF(names), Py_XDECREF(name);
+    size_t place = at ? *at : a->count;
+    if (!full || (!at && (grow(&a->list, &a->room, place + 1, sizeof *a->list) || table_put(&a->known,
+        (uint64_t)module, (uint64_t)type, 0, place)))) {
+        Py_XDECREF(weak), Py_XDECREF(path), Py_XDECREF(full);
+        return NULL;
+    }
+    Known *known = a->list + place;
+    if (at) Py_DECREF(known->weak), Py_DECREF(known->path), Py_DECREF(known->full);
+    else a->count++;
+    *known = (Known){weak, path, full};
+    return known;
+}
+
+/* 1: done here; 0: the call is none of ours; 2: by Python; -1 after an error. */
+static int is_usual(Around *a, State *s, PyObject *module) {
+    Fast *f = a->fast;
+    PyObject *tracing = PyObject_CallNoArgs(f->given[TRACING]);
+    Py_XDECREF(tracing);
+    if (!tracing) return -1;
+    int fx = tracing == Py_None ? truth_of(GET(a->tracer, TRACING_FLAG)) : 1;
+    if (fx) return fx < 0 ? -1 : 0;
+    if (s->compiled) return 0;
+    int is_module = PyObject_IsInstance(module, a->module_class);
+    if (is_module <= 0) return is_module;
+    Py_ssize_t depth = PyList_Size(s->object[MODULES]);
+    PyObject *mode = s->object[MODE], *alone;
+    if (s->busy || !mode || mode == Py_None || depth % STRETCH == 0) return 2; /* also the outermost */
+    if (!(alone = GET(a->tap, ALONE))) return -1;
+    Py_DECREF(alone);
+    return alone == Py_None ? 1 : 2;
+}
+
+static int show_named(Fast *f, Call *c, int role, PyObject *key, PyObject *value) {
+    PyObject *path = PyTuple_Pack(1, key);
+    int failed = !path || show(f, c, role, path, 0, value, NULL, 0);
+    Py_XDECREF(path);
+    return failed ? -1 : 0;
+}
+static int show_parameters(Around *a, Call *c, PyObject *module) {
+    PyObject *all = GET(module, OWN_PARAMETERS), *items, *done;
+    if (!all) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+        return PyErr_Clear(), 0; /* __init__ of nn.Module never ran */
+    }
+    items = PyMapping_Items(all);
+    Py_DECREF(all);
+    int failed = !items, any = 0;
+    for (Py_ssize_t at = 0, size = items ? PyList_Size(items) : 0; !failed && at < size; at++) {
+        PyObject *pair = PyList_GetItem(items, at), *value = PyTuple_GetItem(pair, 1);
+        if (value != Py_None) any = 1, failed = show_named(a->fast, c, PARAMETERS, PyTuple_GetItem(pair, 0), value);
+    }
+    Py_XDECREF(items);
+    if (failed || !any) return failed;
+    done = PyObject_CallMethodObjArgs(a->tap, word[WATCH], (PyObject *)c, module, NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+typedef struct {
+    Call *call;
+    Edges *edges;
+    PyObject *rest; /* the arguments without the module */
+    int64_t sequence;
+    int follow;
+} Begun;
+static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject *kwargs, Begun *begun) {
+    Fast *f = a->fast;
+    PyObject *module = PyTuple_GetItem(args, 0), *modules = s->object[MODULES];
+    PyObject *above = PyTuple_GetItem(PyList_GetItem(modules, PyList_Size(modules) - 1), 0);
+    const Known *known = known_as(a, module, above);
+    if (!known || !(begun->rest = PyTuple_GetSlice(args, 1, PyTuple_Size(args)))) return -1;
+    PyObject *path = Py_NewRef(known->path), *key, *value;
+    Call *c = begun->call = open_call(f, s, a->kind, known->full, frame, 0, NULL);
+    int failed = !c;
+    if (c) c->wanted = c->wanted && a->records;
+    if (c && c->wanted) {
+        for (Py_ssize_t at = 0; !failed && at < PyTuple_Size(begun->rest); at++)
+            failed = show(f, c, INPUT, NULL, at, PyTuple_GetItem(begun->rest, at), NULL, 0);
+        for (Py_ssize_t at = 0; !failed && PyDict_Next(kwargs, &at, &key, &value);)
+            failed = show_named(f, c, INPUT, key, value);
+        failed = failed || show_parameters(a, c, module);
+    }
+    if (!failed && a->records) {
+        begun->follow = follows(f, c);
+        failed = begun->follow < 0 || (begun->follow && !(begun->edges = edges_of(f, begun->rest, kwargs, 1)));
+    }
+    if (!failed) {
+        PyObject *entry = Py_BuildValue("(OOOL)", path, c->wanted ? (PyObject *)c : Py_None, frame, c->stack);
+        failed = !entry || PyList_Append(modules, entry);
+        Py_XDECREF(entry);
+        if (!failed) begun->sequence = number_of(PyObject_CallNoArgs(f->given[SEQUENCE]));
+    }
+    Py_DECREF(path);
+    return failed || PyErr_Occurred() ? -1 : 0;
+}
+/* Takes a call off the stack, and whatever was left above it by something that never ended. */
+static void unwind(PyObject *list, PyObject *from) {
+    Py_ssize_t size = PyList_Size(list), at = size;
+    while (at > 0 && PyList_GetItem(list, at - 1) != from) at--;
+    if (at > 0) PyList_SetSlice(list, at - 1, size, NULL);
+}
+static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *args, PyObject *kwargs) {
+    Fast *f = a->fast;
+    PyObject *frame = (PyObject *)PyEval_GetFrame(), *quiet, *result = NULL, *kind, *error, *trace, *name;
+    Py_ssize_t depth = PyList_Size(s->object[MODULES]);
+    Begun begun = {0};
+    if (enter(f, s) < 0) return NULL;
+    quiet = unheard(f);
+    name = GET((PyObject *)Py_TYPE(PyTuple_GetItem(args, 0)), TYPE_NAME);
+    int failed = !quiet || !name || begin(a, s, frame, args, kwargs, &begun);
+    heard_again(quiet);
+    if (failed) begun.follow = 0, failed = !name || border(f, a->kind, name, 0);
+    leave(f, s);
+    Call *c = begun.call;
+    if (!failed && c && c->wanted) failed = PyList_Append(s->object[CALLS], (PyObject *)c);
+    if (!failed) result = PyObject_Call(original, args, kwargs);
+    PyErr_Fetch(&kind, &error, &trace);
+    PyList_SetSlice(s->object[MODULES], depth, PyList_Size(s->object[MODULES]), NULL);
+    if (c && c->wanted) unwind(s->object[CALLS], (PyObject *)c);
+    if (c && !failed && !result) {
+        PyErr_NormalizeException(&kind, &error, &trace);
+        if (trace) PyException_SetTraceback(error, trace);
+        PyObject *done = PyObject_CallMethodObjArgs(f->given[RECORDER], word[CLOSE_RAISED], (PyObject *)c, error, NULL);
+        if (done) PyErr_Restore(kind, error, trace);
+        else Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace); /* what hit us there is the newer one */
+        Py_XDECREF(done);
+    } else PyErr_Restore(kind, error, trace);
+    if (result && c && (c->wanted || begun.follow)) {
+        int entered = enter(f, s);
+        quiet = entered < 0 ? NULL : unheard(f);
+        failed = !quiet;
+        if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, result, NULL, 0) || close_call(f, c);
+        if (!failed && begun.follow) failed = arm(f, c, begun.sequence, begun.edges, begun.rest, kwargs, result);
+        heard_again(quiet);
+        if (failed && border(f, a->kind, name, 0)) Py_CLEAR(result);
+        if (entered > 0) leave(f, s);
+    }
+    Py_XDECREF((PyObject *)c), Py_XDECREF((PyObject *)begun.edges), Py_XDECREF(begun.rest), Py_XDECREF(name);
+    return result;
+}
+static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
+    PyObject *original, *args, *kwargs;
+    if (!PyArg_ParseTuple(all, "OO!O!", &original, &PyTuple_Type, &args, &PyDict_Type, &kwargs)) return NULL;
+    int usual = truth_of(GET(a->fast->given[RECORDER], ACTIVE));
+    State *s = usual > 0 ? state_here(a->fast) : NULL;
+    if (usual > 0) usual = !s ? -1 : PyTuple_Size(args) ? is_usual(a, s, PyTuple_GetItem(args, 0)) : 0;
+    if (usual < 0) return NULL;
+    if (!usual) return PyObject_Call(original, args, kwargs);
+    if (usual == 2) return PyObject_CallMethodObjArgs(a->tap, word[AROUND], original, args, kwargs, NULL);
+    Py_INCREF(s);
+    PyObject *result = run_module(a, s, original, args, kwargs);
+    Py_DECREF(s);
+    return result;
+}
+
+static int around_init(Around *a, PyObject *args, PyObject *kwargs) {
+    PyObject *fast, *tap, *kind, *class, *tracer;
+    int records;
+    if (!PyArg_ParseTuple(args, "OOUOOp", &fast, &tap, &kind, &class, &tracer, &records)) return -1;
+    a->fast = (Fast *)Py_NewRef(fast), a->tap = Py_NewRef(tap), a->kind = Py_NewRef(kind);
+    a->module_class = Py_NewRef(class), a->tracer = Py_NewRef(tracer), a->records = (char)records;
+    return 0;
+}
+static int around_traverse(Around *a, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(a));
+    Py_VISIT(a->fast);
+    Py_VISIT(a->tap);
+    return 0;
+}
+static int around_clear(Around *a) {
+    Py_CLEAR(a->fast); Py_CLEAR(a->tap);
+    return 0;
+}
+static void around_dealloc(Around *a) {
+    PyTypeObject *type = Py_TYPE(a);
+    PyObject_GC_UnTrack(a);
+    around_clear(a);
+    for (size_t i = 0; i < a->count; i++) Py_DECREF(a->list[i].weak), Py_DECREF(a->list[i].path), Py_DECREF(a->list[i].full);
+    free(a->list);
+    table_empty(&a->known);
+    Py_XDECREF(a->kind), Py_XDECREF(a->module_class), Py_XDECREF(a->tracer);
+    PyObject_GC_Del(a);
+    Py_DECREF(type);
+}
+static PyType_Slot around_slots[] = {{Py_tp_init, around_init}, {Py_tp_call, around_call}, {Py_tp_dealloc,
+    around_dealloc}, {Py_tp_traverse, around_traverse}, {Py_tp_clear, around_clear}, {0, NULL}};
+PyType_Spec around_spec = {
+    "ulpscope._taps.Around", sizeof(Around), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, around_slots};
+
+/* --- gradients of parameters ------------------------------------------------------------------------------------- */
+
+/* Hears of each gradient that was accumulated; the tables are those of ParameterGradients. */
+typedef struct {
+    PyObject_HEAD
+    Fast *fast;
+    PyObject *owners, *open, *sizes, *kind;
+} Arrival;
+
+static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyObject *grad) {
+    Fast *f = v->fast;
+    PyObject *found = PyDict_GetItemWithError(v->open, owner), *seen = NULL;
+    Call *opened = NULL;
+    int failed = 0;
+    if (found) {
+        opened = (Call *)Py_NewRef(PyTuple_GetItem(found, 0)), seen = Py_NewRef(PyTuple_GetItem(found, 1));
+        if (PySet_Contains(seen, key) == 1) {
+            failed = close_call(f, opened);
+            Py_CLEAR(opened);
+            Py_CLEAR(seen);
+        }
+    }
+    if (!opened && !failed) {
+        opened = open_call(f, s, v->kind, owner, NULL, 2, NULL);
+        seen = PySet_New(NULL);
+        PyObject *pair = opened && seen ? PyTuple_Pack(2, (PyObject *)opened, seen) : NULL;
+        failed = !pair || PyDict_SetItem(v->open, owner, pair);
+        Py_XDECREF(pair);
+    }
+    failed = failed || PySet_Add(seen, key);
+    if (!failed && opened->wanted) failed = show_named(f, opened, PARAMETERS, key, grad);
+    if (!failed) {
+        PyObject *size = PyDict_GetItemWithError(v->sizes, owner);
+        if (PySet_Size(seen) >= (size ? PyLong_AsSsize_t(size) : 0)) failed = close_call(f, opened) || PyDict_DelItem(
+            v->open, owner);
+    }
+    Py_XDECREF((PyObject *)opened), Py_XDECREF(seen);
+    return failed ? -1 : 0;
+}
+static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
+    PyObject *value;
+    Fast *f = v->fast;
+    if (!PyArg_ParseTuple(args, "O", &value)) return NULL;
+    int active = truth_of(GET(f->given[RECORDER], ACTIVE));
+    State *s = active > 0 ? state_here(f) : NULL;
+    int entered = active <= 0 ? active : s ? enter(f, s) : -1;
+    if (entered < 0) return NULL;
+    if (!entered) Py_RETURN_NONE;
+    PyObject *quiet = unheard(f), *key = quiet ? PyLong_FromVoidPtr(value) : NULL, *grad = key ? GET(value, GRAD) : NULL;
+    PyObject *owners = grad ? PyDict_GetItemWithError(v->owners, key) : NULL, *all = owners ? PySequence_Tuple(owners) : NULL;
+    int failed = !grad || PyErr_Occurred();
+    for (Py_ssize_t at = 0, size = all ? PyTuple_Size(all) : 0; !failed && at < size; at++) {
+        PyObject *pair = PyTuple_GetItem(all, at);
+        failed = arrived_at(v, s, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1), grad);
+    }
+    Py_XDECREF(key), Py_XDECREF(grad), Py_XDECREF(all);
+    heard_again(quiet);
+    if (failed) {
+        PyObject *what = PyUnicode_FromString("gradients");
+        failed = !what || border(f, v->kind, what, 0);
+        Py_XDECREF(what);
+    }
+    leave(f, s);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+static int arrival_init(Arrival *v, PyObject *args, PyObject *kwargs) {
+    PyObject *fast, *owners, *open, *sizes, *kind;
+    if (!PyArg_ParseTuple(args, "OO!O!O!U", &fast, &PyDict_Type, &owners, &PyDict_Type, &open, &PyDict_Type, &sizes, &kind))
+        return -1;
+    v->fast = (Fast *)Py_NewRef(fast), v->owners = Py_NewRef(owners), v->open = Py_NewRef(open);
+    v->sizes = Py_NewRef(sizes), v->kind = Py_NewRef(kind);
+    return 0;
+}
+static int arrival_traverse(Arrival *v, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(v));
+    Py_VISIT(v->fast);
+    Py_VISIT(v->owners);
+    Py_VISIT(v->open);
+    return 0;
+}
+static int arrival_clear(Arrival *v) {
+    Py_CLEAR(v->fast); Py_CLEAR(v->owners); Py_CLEAR(v->open);
+    return 0;
+}
+static void arrival_dealloc(Arrival *v) {
+    PyTypeObject *type = Py_TYPE(v);
+    PyObject_GC_UnTrack(v);
+    arrival_clear(v);
+    Py_XDECREF(v->sizes), Py_XDECREF(v->kind);
+    PyObject_GC_Del(v);
+    Py_DECREF(type);
+}
+static PyType_Slot arrival_slots[] = {{Py_tp_init, arrival_init}, {Py_tp_call, arrival_call}, {Py_tp_dealloc,
+    arrival_dealloc}, {Py_tp_traverse, arrival_traverse}, {Py_tp_clear, arrival_clear}, {0, NULL}};
+PyType_Spec arrival_spec = {
+    "ulpscope._taps.Arrival", sizeof(Arrival), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, arrival_slots};

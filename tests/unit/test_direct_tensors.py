@@ -1,0 +1,96 @@
+"""Tensors that C asks without Python: only where every answer was seen to be right."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ulpscope
+from ulpscope import taps
+from ulpscope.frameworks.torch import summary
+
+pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
+
+
+@pytest.fixture(autouse=True)
+def learned() -> Iterator[None]:
+    yield
+    summary._learn.cache_clear()
+    assert summary._learn()
+
+
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `_learn` shows to C."""
+    shown: list[tuple[Any, ...]] = []
+    assert taps.C is not None
+    real = taps.C.learn
+    with monkeypatch.context() as patch:
+        patch.setattr(taps.C, "learn", lambda samples: shown.extend(samples) or real(samples))
+        summary._learn.cache_clear()
+        assert summary._learn(), "this torch is asked without Python"
+    return shown
+
+
+WRONG = {
+    "address": (1, lambda value: value + 8),
+    "keys": (2, lambda value: value ^ 1),
+    "requires_grad": (3, lambda value: not value),
+    "version": (4, lambda value: value + 1),
+    "data_ptr": (5, lambda value: value + 1),
+    "shape": (6, lambda value: (*value, 1)),
+    "stride": (7, lambda value: value[1:] or (7,)),
+    "offset": (8, lambda value: value + 1),
+    "output": (9, lambda value: value + 1),
+    "view": (10, lambda value: not value),
+    "device": (11, lambda value: value + 1),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("sample", [0, 3, -1])
+def test_one_answer_that_differs_is_enough(what: str, sample: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = told(monkeypatch)
+    place, changed = WRONG[what]
+    one = list(samples[sample])
+    one[place] = changed(one[place])
+    samples[sample] = tuple(one)
+    assert taps.C is not None
+    assert not taps.C.learn(samples)
+
+
+def rows(path: Path, programme: Any) -> list[Any]:
+    with ulpscope.capture(path, level="mix", checksum=True):
+        programme()
+    dump = ulpscope.open_dump(path)
+    return [
+        (call.id, [(value.slot, value.dtype, value.shape, value.stats) for value in call.values])
+        for call in dump.calls()
+    ]
+
+
+def odd_tensors() -> None:
+    """What has the same form and is not the same: views, conjugates, inference, transforms, classes."""
+    base = torch.arange(24.0).reshape(4, 6).requires_grad_()
+    total = (base[1:, ::2] * base[:3, :3]).sum() + base.t()[2].pow(2).sum()
+    wave = torch.complex(base.detach(), base.detach() + 1)
+    total = total + (wave.conj() * wave).real.sum() + (wave.conj().imag + 1).sum()
+    parts = base.unbind()
+    total = total + sum(part.mean() for part in parts[1:])
+    with torch.inference_mode():
+        (torch.ones(4, 6) * 2).add_(1)
+    torch.vmap(lambda row: row * 2)(base.detach())
+    base.detach().clone().add_(1)
+    torch.empty(0, 6).sum()
+    torch.zeros(3, dtype=torch.bfloat16).expand(5, 3).contiguous()
+    total.backward()
+
+
+def test_attributes_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = rows(tmp_path / "direct", odd_tensors)
+    samples = told(monkeypatch)
+    assert taps.C is not None
+    assert not taps.C.learn([(*samples[0][:4], samples[0][4] + 1, *samples[0][5:]), *samples[1:]])
+    assert rows(tmp_path / "asked", odd_tensors) == direct
+    assert len(direct) > 40
