@@ -24,6 +24,8 @@ from typing import Any
 import torch
 
 LAYERS, TOKENS = 8, 1024
+# Megabytes of the tensors that kernels are timed on, and how often.
+_SIZES, _TURNS = (8, 64, 256, 1024), 8
 # Milliseconds of a recorded step, its ratio to the bare one of 24 ms, records.
 PEER = {
     "op": (331, 13.4, 505),
@@ -101,7 +103,7 @@ def measure(name: str, kind: str, folder: Path, workload: Llama, rounds: int) ->
 
 
 def kernels() -> list[tuple[str, int, float, float]]:
-    """For each type and size: microseconds a tensor and the share of copy bandwidth."""
+    """For each type and size: microseconds of the device for a tensor, and the share of the rate at which it copies as much."""
     from ulpscope import native
     from ulpscope.dtypes import DTYPES
     from ulpscope.frameworks.torch.cuda_gauge import CudaGauge
@@ -116,19 +118,31 @@ def kernels() -> list[tuple[str, int, float, float]]:
             return None
 
     def seconds(work: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(14):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
+        """For how long the device works on it: launches from Python take longer than a small kernel."""
+        for _ in range(3):
             work()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-        return statistics.median(times[4:])
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+            for _ in range(_TURNS):
+                work()
+            torch.cuda.synchronize()
+        return sum(event.device_time_total for event in profiled.key_averages()) / _TURNS / 1e6
 
     device = torch.device("cuda", 0)
-    pair = torch.empty(2, 1 << 30, dtype=torch.uint8, device=device)
-    copy = pair.numel() / seconds(lambda: pair[0].copy_(pair[1]))
+    copies: dict[int, float] = {}
+    for size in _SIZES:
+        pairs = [torch.empty(2, size << 20, dtype=torch.uint8, device=device) for _ in range(max(1, 256 // size))]
+
+        def copy_all(pairs: list[torch.Tensor] = pairs) -> None:
+            for pair in pairs:
+                pair[0].copy_(pair[1])
+
+        copies[size] = sum(pair.numel() for pair in pairs) / seconds(copy_all)
+    print(
+        "copying, both directions counted: "
+        + ", ".join(f"{size} MB {rate / 1e12:.2f} TB/s" for size, rate in copies.items())
+    )
+    del pairs, copy_all
     found = []
     for label, flags in (
         ("", native.STATS | native.SKETCH),
@@ -137,10 +151,10 @@ def kernels() -> list[tuple[str, int, float, float]]:
     ):
         gauge = CudaGauge(Nowhere(), device, flags)  # type: ignore[arg-type]
         for dtype in (torch.bfloat16, torch.float32):
-            for size in (1, 8, 64, 256, 1024):
+            for size in _SIZES:
                 values = [
                     torch.randn((size << 20) // dtype.itemsize, device=device, dtype=dtype)
-                    for _ in range(max(1, 128 // size))
+                    for _ in range(max(1, 256 // size))
                 ]
                 plan = gauge.plan(values[0], DTYPES[str(dtype).removeprefix("torch.")])
 
@@ -151,9 +165,8 @@ def kernels() -> list[tuple[str, int, float, float]]:
                 taken = seconds(work) / len(values)
                 gauge.finish()
                 found.append(
-                    (str(dtype).removeprefix("torch.") + label, size, taken * 1e6, (size << 20) / taken / copy)
+                    (str(dtype).removeprefix("torch.") + label, size, taken * 1e6, (size << 20) / taken / copies[size])
                 )
-    print(f"copy {copy / 1e12:.2f} TB/s, both directions counted")
     return found
 
 

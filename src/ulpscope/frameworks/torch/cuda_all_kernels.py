@@ -3,11 +3,21 @@
 import triton
 import triton.language as tl
 
-from ulpscope.frameworks.torch.cuda_crc_kernels import combine_residues, residue
+from ulpscope.frameworks.torch.cuda_crc_kernels import LANES, combine_residues, residue
 from ulpscope.frameworks.torch.cuda_kernels import ROWS, combine, measure
 from ulpscope.frameworks.torch.cuda_wide_kernels import measure_wide
 
-__all__ = ["LAUNCHES_DIRECTLY", "ROWS", "combine", "combine_residues", "dtype", "measure", "measure_wide", "residue"]
+__all__ = [
+    "LANES",
+    "LAUNCHES_DIRECTLY",
+    "ROWS",
+    "combine",
+    "combine_residues",
+    "dtype",
+    "measure",
+    "measure_wide",
+    "residue",
+]
 
 # From this version on a compiled kernel is called with all arguments, constants included; that takes a few microseconds
 # less than looking the kernel up each time.

@@ -46,8 +46,10 @@ def of_zeros(nbytes: int) -> int:
 
 
 def lane_weights(lanes: int) -> list[int]:
-    """What the remainder of each lane is to be multiplied with, and then what one step of all lanes is."""
-    return [power(32 * (lanes - 1 - lane)) for lane in range(lanes)] + [power(32 * lanes)]
+    """What the remainder of each lane is to be multiplied with, and then the products of one step of all lanes with each byte
+    at each place."""
+    step = _table(power(32 * lanes))
+    return [power(32 * (lanes - 1 - lane)) for lane in range(lanes)] + [product for place in step for product in place]
 
 
 def doublings() -> list[int]:

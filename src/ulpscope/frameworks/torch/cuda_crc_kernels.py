@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 LANES = 128
-PROGRAMS = 128
 
 
 @triton.jit
@@ -36,36 +35,47 @@ def _times(value, factor):
     return product
 
 
+@triton.jit
+def _times_y(value, table):
+    """The product of a remainder with y: `table` has those of each byte at each of its four places."""
+    one = tl.load(table + (value & 255)) ^ tl.load(table + 256 + ((value >> 8) & 255))
+    return one ^ tl.load(table + 512 + ((value >> 16) & 255)) ^ tl.load(table + 768 + (value >> 24))
+
+
 @triton.jit(do_not_specialize=["address", "places", "residues", "row", "nbytes", "words", "span", "weights"])
 def residue(
     address: tl.int64, places: tl.int64, residues: tl.int64, row: tl.int64, nbytes: tl.int64, words: tl.int64,
-    span: tl.int64, weights: tl.int64,
+    span: tl.int64, weights: tl.int64, STEPS: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """The remainder of one span of a tensor's words; what lies behind the end counts as zero."""
+    """The remainder of one span of a tensor's words; what lies behind the end counts as zero. `weights` has that of each lane,
+    and the table for y. A lane asks for `STEPS` words before it uses the first."""
     program = tl.program_id(0)
     lane = tl.arange(0, 128)
     table = weights.to(tl.pointer_type(tl.uint32))
     pointer = address.to(tl.pointer_type(tl.uint32))
-    at = program * span + lane
+    first = program * span
+    whole = tl.minimum(first + span, words // (128 * STEPS) * (128 * STEPS))
     z = tl.zeros([128], tl.uint32)
     s = (z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z)
-    for _ in range(0, span, 1024):
-        for step in tl.static_range(8):
-            s = _next(s, tl.load(pointer + at + step * 128, mask=at + step * 128 < words, other=0))
-        at += 1024
-    # Horner's rule over the registers, highest power first; table[128] is y.
+    for at in range(first, whole, 128 * STEPS):
+        for step in tl.static_range(STEPS):
+            s = _next(s, tl.load(pointer + at + step * 128 + lane))
+    for at in range(tl.maximum(first, whole), first + span, 128 * STEPS):
+        for step in tl.static_range(STEPS):
+            place = at + step * 128 + lane
+            s = _next(s, tl.load(pointer + place, mask=place < words, other=0))
+    # Horner's rule over the registers, highest power first.
     value = z
-    y = tl.load(table + 128)
     for _ in range(0, 32):
-        value = _times(value, y) ^ s[31]
+        value = _times_y(value, table + 128) ^ s[31]
         s = (
             s[31], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], s[11], s[12], s[13], s[14],
             s[15], s[16], s[17], s[18], s[19], s[20], s[21], s[22], s[23], s[24], s[25], s[26], s[27], s[28], s[29],
             s[30],
         )  # fmt: skip
     value = _times(value, tl.load(table + lane))
-    whole = tl.xor_sum(value, 0)
-    tl.store(residues.to(tl.pointer_type(tl.uint32)) + row * 128 + program, whole)
+    whole_value = tl.xor_sum(value, 0)
+    tl.store(residues.to(tl.pointer_type(tl.uint32)) + row * PROGRAMS + program, whole_value)
     if program == 0:
         place = places.to(tl.pointer_type(tl.int64)) + row * 2
         tl.store(place, nbytes)
@@ -73,7 +83,7 @@ def residue(
 
 
 @triton.jit(do_not_specialize=["places", "residues", "rows", "powers"])
-def combine_residues(places: tl.int64, residues: tl.int64, rows: tl.int64, powers: tl.int64):
+def combine_residues(places: tl.int64, residues: tl.int64, rows: tl.int64, powers: tl.int64, PROGRAMS: tl.constexpr):
     """Moves the remainder of each span to its place and adds them: into word 10 of the row's answer."""
     row = tl.program_id(0)
     place = places.to(tl.pointer_type(tl.int64)) + row * 2
@@ -82,15 +92,18 @@ def combine_residues(places: tl.int64, residues: tl.int64, rows: tl.int64, power
     if nbytes == 0:
         return
     table = powers.to(tl.pointer_type(tl.uint32))
-    part = tl.arange(0, 128)
-    count = (nbytes + span - 1) // span
-    value = tl.load(residues.to(tl.pointer_type(tl.uint32)) + row * 128 + part, mask=part < count, other=0)
-    # Bits behind the span, less the zeros behind the end, and the 32 that a CRC appends. x has the order 2^32 - 1.
-    shift = (nbytes - (part.to(tl.int64) + 1) * span) * 8 + 32
-    shift = shift % 0xFFFFFFFF
-    shift = tl.where(shift < 0, shift + 0xFFFFFFFF, shift)
-    for bit in range(0, 32):
-        moved = _times(value, tl.load(table + bit))
-        value = tl.where(((shift >> bit) & 1) != 0, moved, value)
+    count = ((nbytes + span - 1) // span).to(tl.int32)
+    total = tl.zeros([128], tl.uint32)
+    for start in range(0, count, 128):
+        part = start + tl.arange(0, 128)
+        value = tl.load(residues.to(tl.pointer_type(tl.uint32)) + row * PROGRAMS + part, mask=part < count, other=0)
+        # Bits behind the span, less the zeros behind the end, and the 32 that a CRC appends. x has the order 2^32 - 1.
+        shift = (nbytes - (part.to(tl.int64) + 1) * span) * 8 + 32
+        shift = shift % 0xFFFFFFFF
+        shift = tl.where(shift < 0, shift + 0xFFFFFFFF, shift)
+        for bit in range(0, 32):
+            moved = _times(value, tl.load(table + bit))
+            value = tl.where(((shift >> bit) & 1) != 0, moved, value)
+        total ^= value
     answer = rows.to(tl.pointer_type(tl.int64)) + row.to(tl.int64) * 140 + 10
-    tl.store(answer, tl.xor_sum(value, 0).to(tl.int64))
+    tl.store(answer, tl.xor_sum(total, 0).to(tl.int64))

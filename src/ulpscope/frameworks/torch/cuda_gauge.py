@@ -40,10 +40,13 @@ _WIDE, _LARGE = 1 << 20, 1 << 23
 _SHARES = 2
 _MOST_PROGRAMS = 512
 _DIMENSIONS = 4
-_RESIDUES = 128
-_SMALLEST_RESIDUE_SPAN = 16 << 10
+_RESIDUES = 1024
+_SMALLEST_RESIDUE_SPAN, _RESIDUE_STEP = 16 << 10, 2 << 10
 # A strided place is computed in 32 bits.
 _STRIDED_LIMIT = 1 << 31
+_PACKED, _HOPPER = {"bfloat16": 1, "float16": 2}, (9, 0)
+# Of a thread that reads a large tensor: with more, fewer programs run at a time, and memory is waited for.
+_REGISTERS = 64
 _no_dispatch = torch._C._DisableTorchDispatch
 
 
@@ -148,13 +151,15 @@ class CudaGauge:
         self._launches: dict[tuple[str, ...], Launch] = {}
         self._plans: dict[Any, Plan] = {}
         self._kernels = kernels()
+        # How two 16-bit floats are handled at a time, where the device can.
+        self._packed = _PACKED if self._on_cuda and torch.cuda.get_device_capability(device) >= _HOPPER else {}
         if self._kernels is not None and self._on_cuda:
             self._try_kernels()
         self._tables = SketchTables(device)
         self._table_addresses = self._list_addresses = (0, 0)
         self._weights = self._doublings = torch.empty(0, dtype=torch.int32)
         if flags & native.CRC and self._kernels is not None:
-            self._weights = _words(cuda_crc.lane_weights(_RESIDUES), device)
+            self._weights = _words(cuda_crc.lane_weights(self._kernels.LANES), device)
             self._doublings = _words(cuda_crc.doublings(), device)
         self.payloads = CudaPayloads(sink, device, pool_bytes) if pool_bytes else None
         self._pool_bytes = pool_bytes
@@ -171,7 +176,7 @@ class CudaGauge:
         """A plan as C has it; None without C."""
         if self.lane is None:
             return None
-        residue = self._launch(self._kernels.residue) if self._checked and self._kernels is not None else None
+        residue = self._residue() if self._checked and self._kernels is not None else None
         programs, *sizes = plan.residues
         weights = self._weights.data_ptr() if residue is not None else 0
         has_wide = plan.wide is not None
@@ -209,7 +214,7 @@ class CudaGauge:
         length = min(BUCKETS, elements) if self._sketched else 0
         plan.about = (numel, plan.kind, self._flags, length, cuda_crc.of_zeros(plan.nbytes) if checked else 0)
         words = -(-plan.nbytes // 4)
-        reach = _rounded(max(_SMALLEST_RESIDUE_SPAN, -(-words // _RESIDUES)), 1024)
+        reach = _rounded(max(_SMALLEST_RESIDUE_SPAN, -(-words // _RESIDUES)), _RESIDUE_STEP)
         plan.residues = (-(-words // reach), plan.nbytes, words, reach)
         plan.launch = plan.wide = None
         plan.room = 0
@@ -240,7 +245,13 @@ class CudaGauge:
         if is_wide:
             split = _SHARES if numel < _LARGE else 2 * _SHARES
             plan.counts = self._tables.counts(numel // BUCKETS)
-            plan.wide = self._launch(self._kernels.measure_wide, (name, self._sketched, 16 // dtype.itemsize))
+            packed = self._packed.get(dtype.name, 0)
+            few = packed or dtype.name == "float32"
+            plan.wide = self._launch(
+                self._kernels.measure_wide,
+                (name, self._sketched, 16 // dtype.itemsize, packed),
+                registers=_REGISTERS if few else None,
+            )
             plan.wide_programs = BUCKETS * split + (numel % BUCKETS > 0)
             plan.wide_scalars = (plan.counts.data_ptr(), numel, split)
             plan.room = max(plan.programs, plan.wide_programs)
@@ -254,12 +265,12 @@ class CudaGauge:
             self._table_addresses = tables.signs.data_ptr(), tables.turns.data_ptr()
             self._list_addresses = tables.order.data_ptr(), tables.starts.data_ptr()
 
-    def _launch(self, kernel: Any, constants: tuple[Any, ...] = ()) -> Launch:
+    def _launch(self, kernel: Any, constants: tuple[Any, ...] = (), *, registers: int | None = None) -> Launch:
         key = (kernel.__name__, *map(str, constants))
         found = self._launches.get(key)
         if found is None:
             direct = self._only_device and self._kernels.LAUNCHES_DIRECTLY
-            found = self._launches[key] = Launch(kernel, constants, self._device, direct=direct)
+            found = self._launches[key] = Launch(kernel, constants, self._device, direct=direct, registers=registers)
         return found
 
     def measure(self, value: Tensor, pointer: int, plan: Plan) -> int:
@@ -339,10 +350,13 @@ class CudaGauge:
         elif plan.launch is not None:
             plan.launch(plan.programs, stream, pointer, parts, batch.used, segments, row, signs, turns, *plan.scalars)
 
+    def _residue(self) -> Launch:
+        return self._launch(self._kernels.residue, (_RESIDUE_STEP // self._kernels.LANES, _RESIDUES))
+
     def _launch_residue(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
         programs, *sizes = plan.residues
         place = (*batch.residue_addresses, batch.count)
-        self._launch(self._kernels.residue)(programs, stream, pointer, *place, *sizes, self._weights.data_ptr())
+        self._residue()(programs, stream, pointer, *place, *sizes, self._weights.data_ptr())
 
     def _queue_all(self, value: Tensor, plan: Plan, batch: _Batch, stream: int) -> None:
         """Everything that may need a contiguous form: torch operators, the CRC, the bits themselves."""
@@ -405,7 +419,7 @@ class CudaGauge:
             self._combine(batch, stream)
             if self._checked and self._kernels is not None:
                 place = (*batch.residue_addresses, batch.rows.data_ptr(), self._doublings.data_ptr())
-                self._launch(self._kernels.combine_residues)(count, stream, *place)
+                self._launch(self._kernels.combine_residues, (_RESIDUES,))(count, stream, *place)
             here = slice(mail.count, mail.count + count)
             mail.host[here].copy_(batch.rows[:count], non_blocking=True)
             if self._on_cuda:

@@ -13,11 +13,20 @@ class Launch:
     """One kernel with its constants on one device. The first call compiles it; `direct` says whether the later ones may
     go past Triton's front end."""
 
-    __slots__ = ("_before", "_constants", "_device", "_direct", "_kernel", "_run", "for_c")
+    __slots__ = ("_before", "_constants", "_device", "_direct", "_kernel", "_options", "_run", "for_c")
 
-    def __init__(self, kernel: Any, constants: tuple[Any, ...], device: torch.device, *, direct: bool) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        constants: tuple[Any, ...],
+        device: torch.device,
+        *,
+        direct: bool,
+        registers: int | None = None,
+    ) -> None:
         self._kernel = kernel
         self._constants = constants
+        self._options = {"maxnreg": registers} if registers is not None and torch.version.cuda is not None else {}
         self._device = device if device.type == "cuda" else None
         self._direct = direct
         self._run: Any = None
@@ -30,7 +39,7 @@ class Launch:
             self._run(programs, 1, 1, stream, *self._before, *arguments, *self._constants)
             return
         with torch.cuda.device(self._device):
-            made = self._kernel[(programs,)](*arguments, *self._constants)
+            made = self._kernel[(programs,)](*arguments, *self._constants, **self._options)
         if self._direct and self._device is not None:
             self._remember(made)
 

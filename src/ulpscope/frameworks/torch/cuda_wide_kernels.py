@@ -48,21 +48,54 @@ def _fetch(pointer, sign_bytes, block, SKETCHED: tl.constexpr, WIDTH: tl.constex
 
 
 @triton.jit
+def _larger(one, two, PACKED: tl.constexpr):
+    """The larger of each two; with `PACKED`, 16-bit floats two at a time."""
+    if PACKED == 0:
+        return tl.maximum(one, two.to(tl.float32))
+    else:
+        ASM: tl.constexpr = "max.bf16x2 $0, $1, $2;" if PACKED == 1 else "max.f16x2 $0, $1, $2;"
+        return tl.inline_asm_elementwise(ASM, "=r,r,r", [one, two], dtype=one.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
+def _smaller(one, two, PACKED: tl.constexpr):
+    if PACKED == 0:
+        return tl.minimum(one, two.to(tl.float32))
+    else:
+        ASM: tl.constexpr = "min.bf16x2 $0, $1, $2;" if PACKED == 1 else "min.f16x2 $0, $1, $2;"
+        return tl.inline_asm_elementwise(ASM, "=r,r,r", [one, two], dtype=one.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
+def _with_zeros(count, x, PACKED: tl.constexpr):
+    """How many were zero so far; a 16-bit float counts to 256."""
+    if PACKED == 0:
+        return count + (x == 0).to(tl.float32)
+    else:
+        ASM: tl.constexpr = (
+            "{ .reg .b32 t, z; mov.b32 z, 0; set.eq.bf16x2.bf16x2 t, $2, z; add.bf16x2 $0, $1, t; }"
+            if PACKED == 1
+            else "{ .reg .b32 t, z; mov.b32 z, 0; set.eq.f16x2.f16x2 t, $2, z; add.f16x2 $0, $1, t; }"
+        )
+        return tl.inline_asm_elementwise(ASM, "=r,r,r", [count, x], dtype=count.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
 def _fold(
     raw, byte, inside, high, low, total, square, zero, sketch,
-    SKETCHED: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    SKETCHED: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Adds what was fetched."""
     x = raw.to(tl.float32)
     if MASKED:
         x = tl.where(inside, x, 0.0)
-        high = tl.maximum(high, tl.max(tl.where(inside, x, float("-inf")), 2))
-        low = tl.minimum(low, tl.min(tl.where(inside, x, float("inf")), 2))
-        zero += tl.sum(((x == 0) & inside).to(tl.float32), 2)
+        high = _larger(high, tl.where(inside, raw, float("-inf")).to(raw.dtype), PACKED)
+        low = _smaller(low, tl.where(inside, raw, float("inf")).to(raw.dtype), PACKED)
+        zero = _with_zeros(zero, tl.where(inside, raw, 1.0).to(raw.dtype), PACKED)
     else:
-        high = tl.maximum(high, tl.max(x, 2))
-        low = tl.minimum(low, tl.min(x, 2))
-        zero += tl.sum((x == 0).to(tl.float32), 2)
+        high = _larger(high, raw, PACKED)
+        low = _smaller(low, raw, PACKED)
+        zero = _with_zeros(zero, raw, PACKED)
     total += tl.sum(x, 2)
     square += tl.sum(x * x, 2)
     if SKETCHED:
@@ -75,8 +108,8 @@ def _fold(
 
 @triton.jit
 def _tile(
-    pointer, sign_bytes, one, two, three, four, at, stop, high, low, total, square, zero, sketch,
-    SKETCHED: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    pointer, sign_bytes, one, two, three, four, high, low, total, square, zero, sketch,
+    SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Four groups of blocks: all are asked for before the first is used. They are added among themselves before they
     meet what was carried over: Triton's pass for sums over loops fails on three dimensions."""
@@ -86,30 +119,41 @@ def _tile(
     x2, b2 = _fetch(pointer, sign_bytes, two, SKETCHED, WIDTH)
     x3, b3 = _fetch(pointer, sign_bytes, three, SKETCHED, WIDTH)
     x4, b4 = _fetch(pointer, sign_bytes, four, SKETCHED, WIDTH)
-    left = (stop - at - tl.arange(0, BLOCKS))[:, None, None]
-    most = tl.full([BLOCKS, LANES], float("-inf"), tl.float32)
-    least = tl.full([BLOCKS, LANES], float("inf"), tl.float32)
     few = tl.zeros([BLOCKS, LANES], tl.float32)
-    few_squares = tl.zeros([BLOCKS, LANES], tl.float32)
-    few_zeros = tl.zeros([BLOCKS, LANES], tl.float32)
-    most, least, few, few_squares, few_zeros, sketch = _fold(
-        x1, b1, left > 0, most, least, few, few_squares, few_zeros, sketch, SKETCHED, MASKED, WIDTH
+    squares = tl.zeros([BLOCKS, LANES], tl.float32)
+    zeros = tl.zeros([BLOCKS, LANES, WIDTH], high.dtype)
+    high, low, few, squares, zeros, sketch = _fold(
+        x1, b1, True, high, low, few, squares, zeros, sketch, SKETCHED, False, WIDTH, PACKED
     )
-    most, least, few, few_squares, few_zeros, sketch = _fold(
-        x2, b2, left > BLOCKS, most, least, few, few_squares, few_zeros, sketch, SKETCHED, MASKED, WIDTH
+    high, low, few, squares, zeros, sketch = _fold(
+        x2, b2, True, high, low, few, squares, zeros, sketch, SKETCHED, False, WIDTH, PACKED
     )
-    most, least, few, few_squares, few_zeros, sketch = _fold(
-        x3, b3, left > 2 * BLOCKS, most, least, few, few_squares, few_zeros, sketch, SKETCHED, MASKED, WIDTH
+    high, low, few, squares, zeros, sketch = _fold(
+        x3, b3, True, high, low, few, squares, zeros, sketch, SKETCHED, False, WIDTH, PACKED
     )
-    most, least, few, few_squares, few_zeros, sketch = _fold(
-        x4, b4, left > 3 * BLOCKS, most, least, few, few_squares, few_zeros, sketch, SKETCHED, MASKED, WIDTH
+    high, low, few, squares, zeros, sketch = _fold(
+        x4, b4, True, high, low, few, squares, zeros, sketch, SKETCHED, False, WIDTH, PACKED
     )
-    high = tl.maximum(high, most)
-    low = tl.minimum(low, least)
-    zero += few_zeros.to(tl.int32)
-    total += few.to(tl.float64)
-    square += few_squares.to(tl.float64)
-    return high, low, total, square, zero, sketch
+    return high, low, total + few.to(tl.float64), square + squares.to(tl.float64), zero + zeros.to(tl.float32), sketch
+
+
+@triton.jit
+def _group(
+    pointer, sign_bytes, one, left, high, low, total, square, zero, sketch,
+    SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """One group, of which `left` blocks are there."""
+    LANES: tl.constexpr = 256 // WIDTH
+    BLOCKS: tl.constexpr = 128 // LANES
+    x, byte = _fetch(pointer, sign_bytes, one, SKETCHED, WIDTH)
+    inside = (tl.arange(0, BLOCKS) < left)[:, None, None]
+    few = tl.zeros([BLOCKS, LANES], tl.float32)
+    squares = tl.zeros([BLOCKS, LANES], tl.float32)
+    zeros = tl.zeros([BLOCKS, LANES, WIDTH], high.dtype)
+    high, low, few, squares, zeros, sketch = _fold(
+        x, byte, inside, high, low, few, squares, zeros, sketch, SKETCHED, True, WIDTH, PACKED
+    )
+    return high, low, total + few.to(tl.float64), square + squares.to(tl.float64), zero + zeros.to(tl.float32), sketch
 
 
 @triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "order", "starts",
@@ -117,7 +161,7 @@ def _tile(
 def measure_wide(
     address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64,
     turns: tl.int64, order: tl.int64, starts: tl.int64, counts: tl.int64, numel: tl.int64, split: tl.int32,
-    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr,
+    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One part: blocks of one turn, or a share of them; the last program takes the block that is not whole."""
     program = tl.program_id(0)
@@ -143,19 +187,20 @@ def measure_wide(
     share = program % split
     begin = tl.load(starts.to(tl.pointer_type(tl.int32)) + turn)
     count = tl.load(counts.to(tl.pointer_type(tl.int32)) + turn)
-    each = (count + split * 16 - 1) // (split * 16) * 16
-    first = begin + tl.minimum(share * each, count)
-    stop = begin + tl.minimum((share + 1) * each, count)
     LANES: tl.constexpr = 256 // WIDTH
     BLOCKS: tl.constexpr = 128 // LANES
-    high = tl.full([BLOCKS, LANES], float("-inf"), tl.float32)
-    low = tl.full([BLOCKS, LANES], float("inf"), tl.float32)
+    GROUP: tl.constexpr = 4 * BLOCKS
+    KEPT: tl.constexpr = DTYPE if PACKED else tl.float32
+    each = (count + split * BLOCKS - 1) // (split * BLOCKS) * BLOCKS
+    first = begin + tl.minimum(share * each, count)
+    stop = begin + tl.minimum((share + 1) * each, count)
+    high = tl.full([BLOCKS, LANES, WIDTH], float("-inf"), KEPT)
+    low = tl.full([BLOCKS, LANES, WIDTH], float("inf"), KEPT)
     total = tl.zeros([BLOCKS, LANES], tl.float64)
     square = tl.zeros([BLOCKS, LANES], tl.float64)
-    zero = tl.zeros([BLOCKS, LANES], tl.int32)
+    zero = tl.zeros([BLOCKS, LANES, WIDTH], tl.float32)
     sketch = tl.zeros([BLOCKS, LANES, WIDTH], tl.float32)
     sign_bytes = signs.to(tl.pointer_type(tl.uint8))
-    GROUP: tl.constexpr = 4 * BLOCKS
     full = first + (stop - first) // GROUP * GROUP
     one = _numbers(list_of_blocks, first, stop, BLOCKS)
     two = _numbers(list_of_blocks, first + BLOCKS, stop, BLOCKS)
@@ -167,27 +212,33 @@ def measure_wide(
         next_three = _numbers(list_of_blocks, at + GROUP + 2 * BLOCKS, stop, BLOCKS)
         next_four = _numbers(list_of_blocks, at + GROUP + 3 * BLOCKS, stop, BLOCKS)
         high, low, total, square, zero, sketch = _tile(
-            pointer, sign_bytes, one, two, three, four, at, stop, high, low, total, square, zero, sketch,
-            SKETCHED, False, WIDTH,
-        )  # fmt: skip
+            pointer, sign_bytes, one, two, three, four, high, low, total, square, zero, sketch, SKETCHED, WIDTH, PACKED
+        )
         one = next_one
         two = next_two
         three = next_three
         four = next_four
-    if full < stop:
-        high, low, total, square, zero, sketch = _tile(
-            pointer, sign_bytes, one, two, three, four, full, stop, high, low, total, square, zero, sketch,
-            SKETCHED, True, WIDTH,
+    for at in range(full, stop, BLOCKS):
+        high, low, total, square, zero, sketch = _group(
+            pointer, sign_bytes, _numbers(list_of_blocks, at, stop, BLOCKS), stop - at,
+            high, low, total, square, zero, sketch, SKETCHED, WIDTH, PACKED,
         )  # fmt: skip
-    largest = tl.max(tl.max(high, 1), 0)
-    smallest = tl.min(tl.min(low, 1), 0)
+    largest = tl.max(tl.max(tl.max(high.to(tl.float32), 2), 1), 0)
+    smallest = tl.min(tl.min(tl.min(low.to(tl.float32), 2), 1), 0)
     sum_all = tl.sum(tl.sum(total, 1), 0)
     sum_squares = tl.sum(tl.sum(square, 1), 0)
     # As in cuda_kernels.measure: what is not finite, or has lost bits, is read once more with care.
     finite = (tl.abs(sum_all) < float("inf")) & (sum_squares < float("inf"))
     exact = (sum_squares > 1e-25) | ((largest == 0) & (smallest == 0))
     if finite & exact:
-        _store_part(head, largest, smallest, sum_all, sum_squares, tl.sum(tl.sum(zero, 1), 0).to(tl.int64))
+        _store_part(
+            head,
+            largest,
+            smallest,
+            sum_all,
+            sum_squares,
+            tl.sum(tl.sum(tl.sum(zero.to(tl.int32), 2), 1), 0).to(tl.int64),
+        )
         if SKETCHED:
             place = (tl.arange(0, LANES) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
             tl.store(sums + ((place + turn) & 255), tl.sum(sketch, 0))
