@@ -22,7 +22,7 @@ typedef struct {
     uint64_t scalars[MOST_SCALARS], wide_scalars[MOST_SCALARS], residue_scalars[MOST_SCALARS];
     int scalar_count, wide_count, residue_count;
     unsigned long long room;
-    char direct;
+    char direct, aligned;
     char about[ABOUT_BYTES];
 } Recipe;
 /* The batch that answers gather in now; cuda_gauge.py says what its numbers mean. */
@@ -32,7 +32,7 @@ typedef struct {
     Kernel *combine;
     unsigned long long stream, used, count, combined, parts, segments, places, residues, tables[4], numbers, about, rows,
         most_rows, most_parts;
-    int index;
+    int index, quarters;
     char bound, checked;
 } Lane;
 
@@ -85,7 +85,8 @@ static int is_ready(const Kernel *kernel) { return kernel && kernel->function &&
 /* Makes rows of the parts that are there. */
 static int combine(Lane *lane) {
     uint64_t numbers[2 * MOST_SCALARS] = {lane->parts, lane->segments, lane->rows, lane->combined};
-    if (lane->used && launch(lane->combine, (unsigned)(lane->count - lane->combined), lane->stream, numbers, 4)) return -1;
+    if (lane->used && launch(lane->combine, (unsigned)lane->quarters *
+        (unsigned)(lane->count - lane->combined), lane->stream, numbers, 4)) return -1;
     lane->combined = lane->count, lane->used = 0;
     return 0;
 }
@@ -93,7 +94,7 @@ static int combine(Lane *lane) {
 int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, uint64_t pointer) {
     Lane *lane = (Lane *)lane_object;
     Recipe *recipe = (Recipe *)recipe_object;
-    if (!lane->bound || !recipe->direct || pointer % 4 || lane->count >= lane->most_rows) return -2;
+    if (!lane->bound || !recipe->direct || (recipe->aligned && pointer % 4) || lane->count >= lane->most_rows) return -2;
     const Kernel *kernel = recipe->wide && pointer % 16 == 0 ? recipe->wide : recipe->usual;
     if (!is_ready(kernel) || (lane->checked && !is_ready(recipe->residue))) return -2;
     int full = lane->used + recipe->room > lane->most_parts, ours = full && !is_ready(lane->combine) ? 0 : is_stream(lane);
@@ -140,19 +141,19 @@ static int take_scalars(PyObject *tuple, uint64_t *to) {
 }
 static int recipe_init(Recipe *r, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"usual", "programs", "scalars", "wide", "wide_programs", "wide_scalars", "residue",
-        "residue_programs", "residue_scalars", "room", "direct", "about", NULL};
+        "residue_programs", "residue_scalars", "room", "direct", "aligned", "about", NULL};
     PyObject *usual, *wide, *residue, *one, *two, *three;
     const char *about;
     Py_ssize_t size;
-    int direct;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIO!OIO!OIO!Kpy#", names, &usual, &r->programs, &PyTuple_Type,
+    int direct, aligned;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIO!OIO!OIO!Kppy#", names, &usual, &r->programs, &PyTuple_Type,
         &one, &wide, &r->wide_programs, &PyTuple_Type, &two, &residue, &r->residue_programs, &PyTuple_Type, &three,
-        &r->room, &direct, &about, &size)) return -1;
+        &r->room, &direct, &aligned, &about, &size)) return -1;
     if (size != ABOUT_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
     memcpy(r->about, about, ABOUT_BYTES);
     if ((r->scalar_count = take_scalars(one, r->scalars)) < 0 || (r->wide_count = take_scalars(two, r->wide_scalars))
         < 0 || (r->residue_count = take_scalars(three, r->residue_scalars)) < 0) return -1;
-    r->direct = (char)direct;
+    r->direct = (char)direct, r->aligned = (char)aligned;
     r->usual = usual == Py_None ? NULL : (Kernel *)Py_NewRef(usual), r->wide = wide == Py_None ? NULL :
         (Kernel *)Py_NewRef(wide);
     r->residue = residue == Py_None ? NULL : (Kernel *)Py_NewRef(residue);
@@ -170,8 +171,8 @@ PyType_Spec recipe_spec = {"ulpscope._taps.Recipe", sizeof(Recipe), 0, Py_TPFLAG
 static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
     PyObject *capturing, *stream_of, *device, *unknown, *kernel;
     int checked;
-    if (!PyArg_ParseTuple(args, "OOOSpKKO", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows,
-        &l->most_parts, &kernel)) return -1;
+    if (!PyArg_ParseTuple(args, "OOOSpKKOi", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows,
+        &l->most_parts, &kernel, &l->quarters)) return -1;
     if (PyBytes_Size(unknown) != MEASURE_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
     l->capturing = Py_NewRef(capturing), l->stream_of = Py_NewRef(stream_of), l->device = Py_NewRef(device),
         l->unknown = Py_NewRef(unknown);

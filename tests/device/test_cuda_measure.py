@@ -56,26 +56,28 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def measured(way: str, values: list[torch.Tensor], flags: int = FLAGS) -> Rows:
+def measured(way: str, values: list[torch.Tensor], flags: int = FLAGS, shift: int = 0) -> Rows:
     sink = Rows()
     gauge = CudaGauge(sink, torch.device(way, 0) if way == "cuda" else torch.device(way), flags)  # type: ignore[arg-type]
     for value in values:
-        moved = value if way == "cpu" else _moved(value, way)
+        moved = value if way == "cpu" else _moved(value, way, shift)
         plan = gauge.plan(moved, DTYPES[str(value.dtype).removeprefix("torch.")])
         gauge.measure(moved, moved.data_ptr(), plan)
     gauge.finish()
     return sink
 
 
-def _moved(value: torch.Tensor, way: str) -> torch.Tensor:
-    """The same bits in the same layout on a device."""
+def _moved(value: torch.Tensor, way: str, shift: int) -> torch.Tensor:
+    """The same bits in the same layout on a device, so many elements behind the beginning of their memory."""
     extent = 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
     flat = torch.as_strided(value, (extent,), (1,), value.storage_offset())
-    return torch.as_strided(flat.to(way), value.shape, value.stride(), 0)
+    memory = torch.empty(shift + extent, dtype=value.dtype, device=way)
+    memory[shift:] = flat.to(way)
+    return torch.as_strided(memory, value.shape, value.stride(), shift)
 
 
-def check(way: str, values: list[torch.Tensor], flags: int = FLAGS) -> None:
-    sink = measured(way, values, flags)
+def check(way: str, values: list[torch.Tensor], flags: int = FLAGS, shift: int = 0) -> None:
+    sink = measured(way, values, flags, shift)
     for number, value in enumerate(values):
         code = DTYPES[str(value.dtype).removeprefix("torch.")].code
         stride = None if value.is_contiguous() else tuple(value.stride())
@@ -122,6 +124,43 @@ def test_zeros_of_both_signs_and_denormals_are_told_apart(way: str, dtype: torch
     tiny = torch.finfo(dtype).smallest_normal / 4
     mixed = torch.tensor([0.0, -0.0, tiny, -tiny, 0.0] * 300, dtype=torch.float64).to(dtype)
     check(way, [torch.zeros(1000, dtype=dtype), -torch.zeros(7, dtype=dtype), mixed, mixed[2:3].clone()])
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3])
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool], ids=str
+)
+@pytest.mark.parametrize(
+    "flags", [FLAGS, native.STATS | native.SKETCH, native.STATS], ids=["all", "sketch", "statistics"]
+)
+def test_every_layout_at_every_place(way: str, dtype: torch.dtype, shift: int, flags: int) -> None:
+    block = numbers(7 * 12 * 33 * 6, dtype).reshape(7, 12, 33, 6)
+    values = [
+        block[:, 1:],
+        block.transpose(1, 2),
+        block[::2, :, 1:31:3],
+        block.permute(3, 1, 0, 2)[:, :5],
+        block[3, :, 5],
+    ]
+    values += [
+        block.flatten()[:1],
+        block.flatten()[:4097],
+        block[0, 0, 0, :1].expand(5, 3),
+        block[:, :, 3, 2].t(),
+    ]
+    check(way, values, flags, shift)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [(1 << 20) + 1, 3_000_000, (1 << 23) + 77])
+def test_large_tensors_with_zeros_and_what_is_hardly_one(way: str, dtype: torch.dtype, size: int) -> None:
+    value = numbers(size, dtype)
+    value[::13] = 0
+    value[5::91] = -0.0
+    value[7::89] = torch.finfo(dtype).smallest_normal / 4
+    check(way, [value, value.abs() + 1, torch.zeros_like(value)])
+    value[size // 2] = float("inf")
+    check(way, [value])
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e18, 1e25, 1e35])

@@ -4,12 +4,13 @@ import triton
 import triton.language as tl
 
 from ulpscope.frameworks.torch.cuda_crc_kernels import LANES, combine_residues, residue
-from ulpscope.frameworks.torch.cuda_kernels import ROWS, combine, measure
+from ulpscope.frameworks.torch.cuda_kernels import QUARTERS, ROWS, combine, measure
 from ulpscope.frameworks.torch.cuda_wide_kernels import measure_wide
 
 __all__ = [
     "LANES",
     "LAUNCHES_DIRECTLY",
+    "QUARTERS",
     "ROWS",
     "combine",
     "combine_residues",

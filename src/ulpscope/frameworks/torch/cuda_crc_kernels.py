@@ -10,6 +10,8 @@ are then moved to their places by multiplication with powers of x.
 import triton
 import triton.language as tl
 
+from ulpscope.frameworks.torch.cuda_kernels import _offset
+
 LANES = 128
 
 
@@ -42,13 +44,45 @@ def _times_y(value, table):
     return one ^ tl.load(table + 512 + ((value >> 16) & 255)) ^ tl.load(table + 768 + (value >> 24))
 
 
-@triton.jit(do_not_specialize=["address", "places", "residues", "row", "nbytes", "words", "span", "weights"])
+@triton.jit
+def _element(pointer, place, numel, n1, n2, n3, s0, s1, s2, s3):
+    """The bits of an element of a tensor with strides."""
+    source = pointer + _offset(place, n1, n2, n3, s0, s1, s2, s3, True)
+    return tl.load(source, mask=place < numel, other=0)
+
+
+@triton.jit
+def _word(address, place, numel, n1, n2, n3, s0, s1, s2, s3, ITEM: tl.constexpr):
+    """The 32 bits at a place, in the order of the elements."""
+    if ITEM == 4:
+        pointer = address.to(tl.pointer_type(tl.uint32))
+        return _element(pointer, place, numel, n1, n2, n3, s0, s1, s2, s3)
+    elif ITEM == 8:
+        both = _element(address.to(tl.pointer_type(tl.uint64)), place // 2, numel, n1, n2, n3, s0, s1, s2, s3)
+        return (both >> ((place % 2) * 32).to(tl.uint64)).to(tl.uint32)
+    elif ITEM == 2:
+        pointer = address.to(tl.pointer_type(tl.uint16))
+        low = _element(pointer, 2 * place, numel, n1, n2, n3, s0, s1, s2, s3).to(tl.uint32)
+        return low | _element(pointer, 2 * place + 1, numel, n1, n2, n3, s0, s1, s2, s3).to(tl.uint32) << 16
+    else:
+        pointer = address.to(tl.pointer_type(tl.uint8))
+        word = _element(pointer, 4 * place, numel, n1, n2, n3, s0, s1, s2, s3).to(tl.uint32)
+        for byte in tl.static_range(1, 4):
+            next_byte = _element(pointer, 4 * place + byte, numel, n1, n2, n3, s0, s1, s2, s3).to(tl.uint32)
+            word = word | next_byte << (8 * byte)
+        return word
+
+
+@triton.jit(do_not_specialize=["address", "places", "residues", "row", "nbytes", "words", "span", "weights",
+                               "n1", "n2", "n3", "s0", "s1", "s2", "s3"])  # fmt: skip
 def residue(
     address: tl.int64, places: tl.int64, residues: tl.int64, row: tl.int64, nbytes: tl.int64, words: tl.int64,
-    span: tl.int64, weights: tl.int64, STEPS: tl.constexpr, PROGRAMS: tl.constexpr,
+    span: tl.int64, weights: tl.int64, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64,
+    s3: tl.int64, STEPS: tl.constexpr, PROGRAMS: tl.constexpr, ITEM: tl.constexpr,
 ):  # fmt: skip
     """The remainder of one span of a tensor's words; what lies behind the end counts as zero. `weights` has that of each lane,
-    and the table for y. A lane asks for `STEPS` words before it uses the first."""
+    and the table for y. A lane asks for `STEPS` words before it uses the first. `ITEM` is the size of an element of a tensor
+    with strides, and 0 for one that is contiguous."""
     program = tl.program_id(0)
     lane = tl.arange(0, 128)
     table = weights.to(tl.pointer_type(tl.uint32))
@@ -57,13 +91,19 @@ def residue(
     whole = tl.minimum(first + span, words // (128 * STEPS) * (128 * STEPS))
     z = tl.zeros([128], tl.uint32)
     s = (z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z)
-    for at in range(first, whole, 128 * STEPS):
-        for step in tl.static_range(STEPS):
-            s = _next(s, tl.load(pointer + at + step * 128 + lane))
-    for at in range(tl.maximum(first, whole), first + span, 128 * STEPS):
-        for step in tl.static_range(STEPS):
-            place = at + step * 128 + lane
-            s = _next(s, tl.load(pointer + place, mask=place < words, other=0))
+    if ITEM == 0:
+        for at in range(first, whole, 128 * STEPS):
+            for step in tl.static_range(STEPS):
+                s = _next(s, tl.load(pointer + at + step * 128 + lane))
+        for at in range(tl.maximum(first, whole), first + span, 128 * STEPS):
+            for step in tl.static_range(STEPS):
+                place = at + step * 128 + lane
+                s = _next(s, tl.load(pointer + place, mask=place < words, other=0))
+    else:
+        numel = nbytes // ITEM
+        for at in range(first, first + span, 128 * 4):
+            for step in tl.static_range(4):
+                s = _next(s, _word(address, at + step * 128 + lane, numel, n1, n2, n3, s0, s1, s2, s3, ITEM))
     # Horner's rule over the registers, highest power first.
     value = z
     for _ in range(0, 32):

@@ -33,13 +33,13 @@ _ROWS = 512
 _PARTS = 16 << 10
 _BATCHES = 4
 # Answers in each half of the memory they come back to.
-_MAIL = 512
+_MAIL = 1024
 _SMALLEST_SPAN = 32
 # From so many elements on programs take blocks of one turn, in so many shares; in twice as many from the second number.
 _WIDE, _LARGE = 1 << 20, 1 << 23
 _SHARES = 2
 _MOST_PROGRAMS = 512
-_DIMENSIONS = 4
+_DIMENSIONS, _CONTIGUOUS = 4, (1, 1, 1, 0, 0, 0, 1)
 _RESIDUES = 1024
 _SMALLEST_RESIDUE_SPAN, _RESIDUE_STEP = 16 << 10, 2 << 10
 # A strided place is computed in 32 bits.
@@ -68,7 +68,7 @@ class Plan:
     """How tensors of one type and layout are measured."""
 
     __slots__ = (
-        "about", "contiguous", "counts", "direct", "kind", "launch", "nbytes", "programs", "residues", "room", "scalars",
+        "about", "aligned", "contiguous", "counts", "direct", "form", "item", "kind", "launch", "nbytes", "programs", "residues", "room", "scalars",
         "wide", "wide_programs", "wide_scalars",
     )  # fmt: skip
 
@@ -77,8 +77,12 @@ class Plan:
     about: tuple[int, ...]
     # Whether everything that reads it wants a contiguous copy.
     contiguous: bool
-    # Whether the kernels can read it where it lies, if that is a multiple of four.
+    # Whether the kernels can read it where it lies, and whether that must be a multiple of four.
     direct: bool
+    aligned: bool
+    # Sizes of all dimensions but the first, and strides, of four; the size of an element that must be found by them, or 0.
+    form: tuple[int, ...]
+    item: int
     # Parts that it may need.
     room: int
     # None: by torch operators. The scalars are the number of elements, span, sizes and strides.
@@ -169,21 +173,25 @@ class CudaGauge:
         self.lane: Any = None
         if taps.C is not None and self._on_cuda and self._simple:
             ask = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream, self._index
-            combine = None if self._kernels is None else self._launch(self._kernels.combine, (self._sketched,)).for_c
-            self.lane = taps.C.Lane(*ask, sink.unknown_measure, self._checked, _ROWS, _PARTS, combine)
+            combine, quarters = None, 0
+            if self._kernels is not None:
+                combine = self._launch(self._kernels.combine, (self._sketched,)).for_c
+                quarters = self._kernels.QUARTERS
+            self.lane = taps.C.Lane(*ask, sink.unknown_measure, self._checked, _ROWS, _PARTS, combine, quarters)
 
     def recipe(self, plan: Plan) -> Any:
         """A plan as C has it; None without C."""
         if self.lane is None:
             return None
-        residue = self._residue() if self._checked and self._kernels is not None else None
+        residue = self._residue(plan) if self._checked and self._kernels is not None else None
         programs, *sizes = plan.residues
+        strides = plan.form if residue is not None else ()
         weights = self._weights.data_ptr() if residue is not None else 0
         has_wide = plan.wide is not None
         return taps.C.Recipe(
             plan.launch and plan.launch.for_c, plan.programs if plan.launch else 0, plan.scalars if plan.launch else (),
             plan.wide and plan.wide.for_c, plan.wide_programs if has_wide else 0, plan.wide_scalars if has_wide else (),
-            residue and residue.for_c, programs, (*sizes, weights), plan.room, plan.direct, np.array(plan.about, dtype=ABOUT).tobytes(),
+            residue and residue.for_c, programs, (*sizes, weights, *strides), plan.room, plan.direct, plan.aligned, np.array(plan.about, dtype=ABOUT).tobytes(),
         )  # fmt: skip
 
     def plan(self, value: Tensor, dtype: DType) -> Plan:
@@ -207,10 +215,16 @@ class CudaGauge:
         sizes, strides = _collapsed(tuple(value.shape), tuple(value.stride()))
         strided = bool(sizes) and not (len(sizes) == 1 and strides[0] == 1)
         checked = bool(self._flags & native.CRC)
+        by_kernels = self._kernels is not None and dtype.name in KINDS and self._measured
         plan.contiguous = strided and (
-            checked or self._pool_bytes > 0 or len(sizes) > _DIMENSIONS or numel >= _STRIDED_LIMIT
+            (checked and not by_kernels) or self._pool_bytes > 0 or len(sizes) > _DIMENSIONS or numel >= _STRIDED_LIMIT
         )
         strided = strided and not plan.contiguous
+        plan.form, plan.item = _CONTIGUOUS, 0
+        if strided:
+            missing = _DIMENSIONS - len(sizes)
+            plan.form = (*((1,) * missing + sizes)[1:], *(0,) * missing, *strides)
+            plan.item = dtype.itemsize
         length = min(BUCKETS, elements) if self._sketched else 0
         plan.about = (numel, plan.kind, self._flags, length, cuda_crc.of_zeros(plan.nbytes) if checked else 0)
         words = -(-plan.nbytes // 4)
@@ -219,27 +233,22 @@ class CudaGauge:
         plan.launch = plan.wide = None
         plan.room = 0
         plan.direct = False
-        if self._kernels is not None and dtype.name in KINDS and self._measured:
-            self._plan_kernels(plan, dtype, numel, blocks, (sizes, strides) if strided else None)
+        plan.aligned = checked and not plan.item
+        if by_kernels:
+            self._plan_kernels(plan, dtype, numel, blocks)
         elif self._sketched:
             self._reach(blocks)
         return plan
 
-    def _plan_kernels(
-        self, plan: Plan, dtype: DType, numel: int, blocks: int, layout: tuple[tuple[int, ...], ...] | None
-    ) -> None:
+    def _plan_kernels(self, plan: Plan, dtype: DType, numel: int, blocks: int) -> None:
         span = _rounded(max(_SMALLEST_SPAN, -(-blocks // _MOST_PROGRAMS)), 16)
         plan.room = plan.programs = -(-blocks // span)
-        plan.scalars = (numel, span, 1, 1, 1, 0, 0, 0, 1)
-        if layout is not None:
-            sizes, strides = layout
-            missing = _DIMENSIONS - len(sizes)
-            plan.scalars = (numel, span, *((1,) * missing + sizes)[1:], *(0,) * missing, *strides)
+        plan.scalars = (numel, span, *plan.form)
         name = self._kernels.dtype(dtype.name)
-        constants = (name, plan.kind, self._sketched, layout is not None, self._kernels.ROWS)
+        constants = (name, plan.kind, self._sketched, plan.item > 0, self._kernels.ROWS)
         plan.launch = self._launch(self._kernels.measure, constants)
-        plan.direct = not plan.contiguous and (not self._checked or plan.nbytes % 4 == 0)
-        is_wide = plan.kind == FLOAT and layout is None and numel >= _WIDE
+        plan.direct = not plan.contiguous and (not self._checked or plan.item > 0 or plan.nbytes % 4 == 0)
+        is_wide = plan.kind == FLOAT and not plan.item and numel >= _WIDE
         if self._sketched or is_wide:
             self._reach(blocks)
         if is_wide:
@@ -288,7 +297,7 @@ class CudaGauge:
             self._send(stream)
         elif batch.used + plan.room > _PARTS:
             self._combine(batch, stream)
-        if self._simple and plan.direct and pointer % 4 == 0:
+        if self._simple and plan.direct and not (plan.aligned and pointer % 4):
             self._launch_measure(pointer, plan, batch, stream)
             if self._checked:
                 self._launch_residue(pointer, plan, batch, stream)
@@ -350,13 +359,13 @@ class CudaGauge:
         elif plan.launch is not None:
             plan.launch(plan.programs, stream, pointer, parts, batch.used, segments, row, signs, turns, *plan.scalars)
 
-    def _residue(self) -> Launch:
-        return self._launch(self._kernels.residue, (_RESIDUE_STEP // self._kernels.LANES, _RESIDUES))
+    def _residue(self, plan: Plan) -> Launch:
+        return self._launch(self._kernels.residue, (_RESIDUE_STEP // self._kernels.LANES, _RESIDUES, plan.item))
 
     def _launch_residue(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
         programs, *sizes = plan.residues
         place = (*batch.residue_addresses, batch.count)
-        self._residue()(programs, stream, pointer, *place, *sizes, self._weights.data_ptr())
+        self._residue(plan)(programs, stream, pointer, *place, *sizes, self._weights.data_ptr(), *plan.form)
 
     def _queue_all(self, value: Tensor, plan: Plan, batch: _Batch, stream: int) -> None:
         """Everything that may need a contiguous form: torch operators, the CRC, the bits themselves."""
@@ -404,7 +413,9 @@ class CudaGauge:
         if batch.used:
             rows = batch.rows.data_ptr()
             combine = self._launch(self._kernels.combine, (self._sketched,))
-            combine(batch.count - batch.combined, stream, *batch.addresses, rows, batch.combined)
+            combine(
+                self._kernels.QUARTERS * (batch.count - batch.combined), stream, *batch.addresses, rows, batch.combined
+            )
         batch.combined, batch.used = batch.count, 0
 
     def _send(self, stream: int) -> None:

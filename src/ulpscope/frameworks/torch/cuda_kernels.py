@@ -16,6 +16,8 @@ import triton.language as tl
 
 # Blocks that a program reads at a time: enough loads under way, few enough registers.
 ROWS = 16
+# Programs that make one row.
+QUARTERS = 4
 
 
 @triton.jit
@@ -251,17 +253,8 @@ def measure(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["parts", "segments", "rows", "first_row"])
-def combine(parts: tl.int64, segments: tl.int64, rows: tl.int64, first_row: tl.int64, SKETCHED: tl.constexpr):
-    """One row from its parts, in their order."""
-    row = first_row + tl.program_id(0)
-    segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
-    first = tl.load(segment)
-    count = tl.load(segment + 1).to(tl.int32)
-    if count == 0:
-        return  # its answer is there already
-    source = parts.to(tl.pointer_type(tl.int64)) + first * 140
-    target = rows.to(tl.pointer_type(tl.int64)) + row * 140
+@triton.jit
+def _combine_heads(source, target, count):
     lane = tl.arange(0, 128)
     high = tl.full([128], -0x8000000000000000, tl.int64)
     low = tl.full([128], 0x7FFFFFFFFFFFFFFF, tl.int64)
@@ -298,11 +291,27 @@ def combine(parts: tl.int64, segments: tl.int64, rows: tl.int64, first_row: tl.i
     tl.store(target + 7, tl.sum(zero, 0))
     tl.store(answers + 8, tl.sum(shrunk, 0))
     tl.store(answers + 9, tl.sum(grown, 0))
+
+
+@triton.jit(do_not_specialize=["parts", "segments", "rows", "first_row"])
+def combine(parts: tl.int64, segments: tl.int64, rows: tl.int64, first_row: tl.int64, SKETCHED: tl.constexpr):
+    """A quarter of one row from its parts, in their order; the first quarter has the head too."""
+    row = first_row + tl.program_id(0) // 4
+    quarter = tl.program_id(0) % 4
+    segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
+    first = tl.load(segment)
+    count = tl.load(segment + 1).to(tl.int32)
+    if count == 0:
+        return  # its answer is there already
+    source = parts.to(tl.pointer_type(tl.int64)) + first * 140
+    target = rows.to(tl.pointer_type(tl.int64)) + row * 140
+    if quarter == 0:
+        _combine_heads(source, target, count)
     if SKETCHED:
-        bucket = tl.arange(0, 256)[None, :]
-        sums = tl.zeros([256], tl.float64)
-        for start in range(0, count, 16):
-            part = start + tl.arange(0, 16)[:, None]
-            place = (source + 12).to(tl.pointer_type(tl.float32)) + part * 280 + bucket
+        bucket = 64 * quarter + tl.arange(0, 64)
+        sums = tl.zeros([64], tl.float64)
+        for start in range(0, count, 64):
+            part = start + tl.arange(0, 64)[:, None]
+            place = (source + 12).to(tl.pointer_type(tl.float32)) + part * 280 + bucket[None, :]
             sums += tl.sum(tl.load(place, mask=part < count, other=0.0).to(tl.float64), 0)
-        tl.store((target + 12).to(tl.pointer_type(tl.float32)) + tl.arange(0, 256), sums.to(tl.float32))
+        tl.store((target + 12).to(tl.pointer_type(tl.float32)) + bucket, sums.to(tl.float32))
