@@ -1,7 +1,7 @@
 /* The part of a capture that runs for every call: numbers for names, stacks and values, the frames of the journal, the
  * function mode and the hook behind an autograd node.  Everything unusual goes to the Python beside it: recorder.py,
  * summary.py, function_tap.py and backward.py, which do the same without this file; store/frames.py has the frames.
- * Tensors are asked through their attributes: nothing here is linked with torch.
+ * Nothing here is linked with torch: _taps_torch.c asks ordinary tensors, others are asked through their attributes.
  * The lock that keeps all this in order is the recorder's gate, held by every caller. */
 #include "_taps.h"
 #include <structmember.h>
