@@ -18,6 +18,7 @@ from torch import nn
 
 import ulpscope
 from integration.runs import LEVELS
+from ulpscope.store.ledger import ledger_path, read_ledger
 
 PROMISE = "the run is not changed"
 case = pytest.mark.case
@@ -108,6 +109,37 @@ def test_what_a_handler_raises_reaches_the_program_each_time(
         assert caught + len(dropped) == alarm.rung == TURNS
         assert len(dropped) < TURNS // 10
         still_records(capture, model, tmp_path, level)
+
+
+@case("interrupted: while kernels are judged")
+@pytest.mark.parametrize("kind", [TooLong, KeyboardInterrupt], ids=["timeout", "Ctrl+C"])
+def test_what_a_handler_raises_passes_through_a_ledger(
+    kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, alarm, caught = net(), Alarm(kind), 0
+    dropped: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    with ulpscope.ledger(tmp_path / "before", model=model):
+        work(model)  # torch imports things when they are first needed, and an import that was cut short stays so
+    with ulpscope.ledger(tmp_path / "run", model=model):
+        with handled(alarm):
+            for turn in range(60):
+                before = len(dropped)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + turn * 0.00011)
+                    while len(dropped) == before:
+                        work(model)
+                except kind:
+                    caught += 1
+        assert caught + len(dropped) == alarm.rung == 60
+        thread = threading.Thread(target=lambda: model(torch.ones(2, 4)))
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "a lock was left behind"
+        work(model)
+    assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+    _, rows = read_ledger(ledger_path(tmp_path / "run", 0))
+    assert sum(row.op == "aten.tanh.default" for row in rows) > 20
 
 
 @case("interrupted: by another thread")

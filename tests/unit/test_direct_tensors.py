@@ -21,18 +21,6 @@ def learned() -> Iterator[None]:
     assert summary._learn()
 
 
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What `_learn` shows to C."""
-    shown: list[tuple[Any, ...]] = []
-    assert taps.C is not None
-    real = taps.C.learn
-    with monkeypatch.context() as patch:
-        patch.setattr(taps.C, "learn", lambda samples: shown.extend(samples) or real(samples))
-        summary._learn.cache_clear()
-        assert summary._learn(), "this torch is asked without Python"
-    return shown
-
-
 WRONG = {
     "address": (1, lambda value: value + 8),
     "keys": (2, lambda value: value ^ 1),
@@ -50,14 +38,29 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("sample", [0, 3, -1])
-def test_one_answer_that_differs_is_enough(what: str, sample: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = told(monkeypatch)
+def test_one_answer_that_differs_is_enough(what: str, sample: int) -> None:
+    samples = summary._samples()
     place, changed = WRONG[what]
     one = list(samples[sample])
     one[place] = changed(one[place])
     samples[sample] = tuple(one)
     assert taps.C is not None
     assert not taps.C.learn(samples)
+
+
+def test_a_torch_that_cannot_be_asked_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "_neg_view")
+    summary._learn.cache_clear()
+    assert not summary._learn()
+    monkeypatch.undo()
+
+
+def test_learning_calls_no_hook_of_the_program() -> None:
+    def refuse(_: object) -> object:
+        raise AssertionError("nothing is to be kept for a backward pass")
+
+    with torch.autograd.graph.saved_tensors_hooks(refuse, refuse):
+        summary._samples()
 
 
 def rows(path: Path, programme: Any) -> list[Any]:
@@ -87,9 +90,9 @@ def odd_tensors() -> None:
     total.backward()
 
 
-def test_attributes_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_tell_the_same(tmp_path: Path) -> None:
     direct = rows(tmp_path / "direct", odd_tensors)
-    samples = told(monkeypatch)
+    samples = summary._samples()
     assert taps.C is not None
     assert not taps.C.learn([(*samples[0][:4], samples[0][4] + 1, *samples[0][5:]), *samples[1:]])
     assert rows(tmp_path / "asked", odd_tensors) == direct

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import threading
-import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from struct import Struct
@@ -16,20 +14,18 @@ from typing import Any
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
 from ulpscope.frameworks.base import Forward, Measurer, OpenCall, ThreadState
-from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, release
+from ulpscope.frameworks.threads import Threads
 from ulpscope.records import PathStep, Phase, Role
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, VALUE_FIELDS
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
 _FIRST: tuple[PathStep, ...] = (0,)
-# Seconds that a thread waits for another before it asks whether that one still needs the gate.
-_PATIENCE = 2.0
 _CLOSED: list[int] = []
 _ROLE_NAMES = {role: role.value for role in Role}
 
 
-class Recorder:
+class Recorder(Threads):
     """Records one process. `active` is False outside of start and stop, and in a forked child.
 
     Where the C extension is there, `use` puts its functions in the place of those here: they do the same, quicker."""
@@ -37,19 +33,14 @@ class Recorder:
     def __init__(
         self, writer: DumpWriter, selection: Selection, *, stacks: bool, in_backward: Callable[[], bool]
     ) -> None:
+        super().__init__()
         self.active = False
-        self.fast: Any = None
         self.measurer: Measurer = None  # type: ignore[assignment]  # set by the session, which builds both
-        self.notes: dict[str, int] = {}
         self._writer = writer
         self._selection = selection
         self._in_backward = in_backward
         self._some_roles = not all(selection.wants_role(role) for role in Role)
         self._stacks = Stacks(self._text) if stacks else None
-        self._local = threading.local()
-        # Held by every thread while our code runs on it, and while a step ends: numbers belong to one dump.
-        self.gate = threading.RLock()
-        self._threads = itertools.count()
         self._packers: dict[int, Struct] = {}
         self._epoch = 0
         self.before_first: Callable[[], None] | None = None
@@ -62,7 +53,7 @@ class Recorder:
         fast.give(
             recorder=self,
             gate=self.gate,
-            free=_freeing(self),
+            free=self.freeing(),
             measurer=self.measurer,
             stacks=self._stacks,
             selection=self._selection,
@@ -94,31 +85,6 @@ class Recorder:
             self._stacks.begin_step()
 
     # --- what taps call -----------------------------------------------------------------------------------------
-
-    def state(self) -> ThreadState:
-        try:
-            found: ThreadState = self._local.state
-        except AttributeError:
-            found = self._local.state = ThreadState(next(self._threads))
-            found.free = _freeing(self)
-        return found
-
-    def enter(self, state: ThreadState) -> bool:
-        if state.busy:
-            return False
-        state.busy = True
-        self.wait_for_gate()
-        return True
-
-    def wait_for_gate(self) -> None:
-        while not self.gate.acquire(True, _PATIENCE):
-            self.gate = freed(self.gate)
-            if self.fast is not None:
-                self.fast.give(gate=self.gate)
-
-    def leave(self, state: ThreadState) -> None:
-        state.busy = False
-        self.gate.release()
 
     def open_call(
         self, state: ThreadState, kind: str, name: str, frame: FrameType | None, *, phase: Phase = Phase.FORWARD
@@ -259,29 +225,10 @@ class Recorder:
     def wants_backward(self, call: OpenCall) -> bool:
         return self._selection.wants_backward(call.kind, call.name, call.index, call.wanted)
 
-    def note(self, text: str) -> None:
-        """Something the reader of the dump should know. Told to the user once."""
-        count = self.notes[text] = self.notes.get(text, 0) + 1
-        if count == 1:
-            log.info("%s", text)
-
     def failed(self, why: str) -> None:
         """The writer has given up: the program goes on without it."""
         self.notes[why] = 1
         log.warning("%s", why)
-
-    def trouble(self, where: str, error: BaseException) -> None:
-        """Recording failed inside a hook: the program goes on, the dump says what is missing. What a signal handler of the
-        program raised, or another thread put here, is raised again: it is meant for the program."""
-        if is_meant_for_the_program(error):
-            raise error
-        try:
-            text = f"could not record {where}: {type(error).__name__}: {error}"[:500]
-            count = self.notes[text] = self.notes.get(text, 0) + 1
-            if count == 1:
-                log.warning("%s", text, exc_info=log.isEnabledFor(logging.DEBUG))
-        except Exception:  # the hook border: even telling may fail, where the stack has no room for it
-            self.notes["could not record a call, nor say why"] = 1
 
     # --- interning ----------------------------------------------------------------------------------------------
 
@@ -299,15 +246,3 @@ class Recorder:
                 found = self._texts[content] = self._writer.add_string(json.dumps(content))
             return found
         return self._writer.add_string(json.dumps(content))
-
-
-def _freeing(recorder: Recorder) -> Callable[[], None]:
-    """Gives up the gate of a recorder, if there still is one: a thread keeps its state longer."""
-    reference = weakref.ref(recorder)
-
-    def free() -> None:
-        found = reference()
-        if found is not None:
-            release(found.gate)
-
-    return free

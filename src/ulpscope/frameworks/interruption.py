@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from threading import RLock
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_RECORDING = tuple(os.path.join(_OURS, name) + os.sep for name in ("capture", "frameworks", "store"))
+_RECORDING = tuple(os.path.join(_OURS, name) + os.sep for name in ("capture", "frameworks", "replay", "store"))
 # What our own statements can raise comes from here; any other class was put on our thread by somebody.
 _KNOWN = frozenset({"builtins", "torch", "numpy", "ulpscope"})
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import sysconfig
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -13,26 +11,24 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ulpscope.frameworks.base import Forward, OpenCall, ThreadState
+from ulpscope.frameworks.threads import Threads
 from ulpscope.records import PathStep, Phase, Role
 
-log = logging.getLogger(__name__)
 _OWN = str(Path(__file__).resolve().parent.parent)
 _STDLIB = sysconfig.get_paths()["stdlib"]
 Source = tuple[str, int, str]
 
 
-class CallNames:
+class CallNames(Threads):
     """Counts calls as a capture does, so that both call them the same."""
 
+    aim = "judge"
+
     def __init__(self, in_torch: Callable[[str], bool]) -> None:
+        super().__init__()
         self.active = False
-        self.fast = None
-        self.notes: dict[str, int] = {}
-        self.gate = threading.RLock()
         self.ignored: Callable[[FrameType], bool] | None = None
         self._in_torch = in_torch
-        self._local = threading.local()
-        self._threads = itertools.count()
         self._sources: dict[tuple[CodeType, int], int] = {}
         self._lines: list[Source] = []
         self._outside: dict[str, bool] = {}
@@ -43,24 +39,6 @@ class CallNames:
 
     def source(self, number: int) -> Source | None:
         return self._lines[number] if number >= 0 else None
-
-    def state(self) -> ThreadState:
-        try:
-            found: ThreadState = self._local.state
-        except AttributeError:
-            found = self._local.state = ThreadState(next(self._threads))
-        return found
-
-    def enter(self, state: ThreadState) -> bool:
-        if state.busy:
-            return False
-        self.gate.acquire()
-        state.busy = True
-        return True
-
-    def leave(self, state: ThreadState) -> None:
-        state.busy = False
-        self.gate.release()
 
     def open_call(
         self, state: ThreadState, kind: str, name: str, frame: FrameType | None, *, phase: Phase = Phase.FORWARD
@@ -94,15 +72,6 @@ class CallNames:
 
     def wants_backward(self, call: OpenCall) -> bool:
         return False
-
-    def note(self, text: str) -> None:
-        self.notes[text] = self.notes.get(text, 0) + 1
-
-    def trouble(self, where: str, error: BaseException) -> None:
-        text = f"could not judge {where}: {type(error).__name__}: {error}"[:500]
-        self.note(text)
-        if self.notes[text] == 1:
-            log.warning("%s", text, exc_info=log.isEnabledFor(logging.DEBUG))
 
     def _line(self, frame: FrameType) -> int:
         """The innermost line outside of torch, the standard library and us."""

@@ -43,6 +43,8 @@ class Ledger:
         self._steps: StepWatch | None = None
         self._seq = 0
         self._written_rank = 0
+        # The file that this ledger has begun: an exception of a signal handler can hit while it is being opened.
+        self._begun: Path | None = None
 
     def start(self, model: Any = None) -> Ledger:
         """Begins, or goes on with, judging. A second start changes nothing.
@@ -133,7 +135,9 @@ class Ledger:
 
     def _open(self) -> LedgerWriter:
         rank, world = self._place()
-        path = self._refuse_taken(rank)
+        path = ledger_path(self.path, rank)
+        if path != self._begun:
+            self._begun = self._refuse_taken(rank)
         about = {"rank": rank, "world_size": world, "environment": devices.environment()}
         self._written_rank = rank
         return LedgerWriter(path, about)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.base import Observer, ThreadState
+from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.devices import float32_products
 from ulpscope.frameworks.torch.dispatch_tap import KernelMode, raises_late, redispatch, written_by
@@ -64,16 +65,20 @@ class ReplayTap:
         row: dict[str, Any] | None = None
         plan: Plan | None = None
         before: Any = None
+        # Not torch.no_grad(): what a signal handler raises inside its Python would leave gradients switched off.
+        grad = torch.is_grad_enabled()
         observer.enter(state)
         try:
             place = self._places.of(state, args)
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+            torch._C._set_grad_enabled(False)
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 plan = self._plan(func)
                 row = self._begin(place, plan, args, kwargs)
                 before = self._before(plan, args, kwargs)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
+            torch._C._set_grad_enabled(grad)
             observer.leave(state)
         lists = [tensor for tensor in written_by(func, args, kwargs) if tensor.is_cpu] if raises_late(func) else []
         versions = [tensor._version for tensor in lists]
@@ -85,11 +90,13 @@ class ReplayTap:
             return result
         observer.enter(state)
         try:
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+            torch._C._set_grad_enabled(False)
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 self._after(plan, row, args, kwargs, before, result)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
+            torch._C._set_grad_enabled(grad)
             observer.leave(state)
         return result
 
@@ -145,6 +152,8 @@ class ReplayTap:
         try:
             row["measures"] = self._measures(plan, row, args, kwargs, before, result)
         except Exception as error:  # the hook border: no reference for this kernel, or not for these arguments
+            if is_meant_for_the_program(error):
+                raise
             row["unknown"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         measured = row.pop("measured") or plan.kind == "random"
         if plan.kind != "view":

@@ -431,22 +431,31 @@ def _is_ordinary(value: Tensor) -> bool:
 @functools.cache
 def _learn() -> bool:
     """Shows the C part a few tensors, so that it can ask others without Python. Whether that can be done."""
+    try:
+        return taps.C is not None and taps.C.learn(_samples())
+    except Exception as error:  # another torch: attributes serve everywhere
+        log.debug("tensors are asked through their attributes: %s", error)
+        return False
+
+
+def _samples() -> list[tuple[Any, ...]]:
+    """Tensors of many kinds, each with what Python tells of it. No operator that keeps anything for a backward pass: the
+    program may have hooks for that."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
         base = torch.zeros(6, 4, dtype=torch.complex64)
         weight = Parameter(torch.ones(3, 5))
         samples = [base, base.conj(), base[2:, 1:3].t(), weight, weight.detach()[1:], torch._neg_view(base.real)]
-        samples += [(weight * 2).detach(), torch.zeros(3).add_(1), torch.empty(0), torch.zeros(2, dtype=torch.bool)]
+        samples += [torch.zeros(3).add_(1), torch.empty(0), torch.zeros(2, dtype=torch.bool)]
         with torch.enable_grad():
-            samples += [weight * 2, *weight.unbind()]
-        keys = [torch._C._dispatch_keys(value).raw_repr() for value in samples]
-        told = [
+            samples += [weight.t(), *weight.unbind()]
+        return [
             (
-                value, value._cdata, key, value.requires_grad, value._version, value.data_ptr(), tuple(value.shape),
-                value.stride(), value.storage_offset(), value.output_nr, value._is_view(), -1,
+                value, value._cdata, torch._C._dispatch_keys(value).raw_repr(), value.requires_grad, value._version,
+                value.data_ptr(), tuple(value.shape), value.stride(), value.storage_offset(), value.output_nr,
+                value._is_view(), -1,
             )
-            for value, key in zip(samples, keys, strict=True)
+            for value in samples
         ]  # fmt: skip
-    return taps.C is not None and taps.C.learn(told)
 
 
 def _describe(value: Tensor) -> dict[str, Any]:

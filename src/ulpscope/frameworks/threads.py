@@ -1,0 +1,86 @@
+"""What each thread is doing, the lock it holds while our own code runs on it, and what becomes of errors of ours there."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ulpscope.frameworks.base import ThreadState
+from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, release
+
+log = logging.getLogger(__name__)
+# Seconds that a thread waits for another before it asks whether that one still needs the gate.
+_PATIENCE = 2.0
+
+
+class Threads:
+    """The part of an observer that is the same for all of them. `aim` is what it was going to do with a call."""
+
+    aim = "record"
+
+    def __init__(self) -> None:
+        self.fast: Any = None
+        self.notes: dict[str, int] = {}
+        # Held by every thread while our code runs on it, and while a step ends: numbers belong to one dump.
+        self.gate = threading.RLock()
+        self._local = threading.local()
+        self._threads = itertools.count()
+
+    def state(self) -> ThreadState:
+        try:
+            found: ThreadState = self._local.state
+        except AttributeError:
+            found = self._local.state = ThreadState(next(self._threads))
+            found.free = self.freeing()
+        return found
+
+    def enter(self, state: ThreadState) -> bool:
+        if state.busy:
+            return False
+        state.busy = True
+        self.wait_for_gate()
+        return True
+
+    def wait_for_gate(self) -> None:
+        while not self.gate.acquire(True, _PATIENCE):
+            self.gate = freed(self.gate)
+            if self.fast is not None:
+                self.fast.give(gate=self.gate)
+
+    def leave(self, state: ThreadState) -> None:
+        state.busy = False
+        self.gate.release()
+
+    def freeing(self) -> Callable[[], None]:
+        """What gives up the gate, if there still is one: a thread keeps its state longer."""
+        reference = weakref.ref(self)
+
+        def free() -> None:
+            found = reference()
+            if found is not None:
+                release(found.gate)
+
+        return free
+
+    def note(self, text: str) -> None:
+        """Something the reader should know. Told to the user once."""
+        count = self.notes[text] = self.notes.get(text, 0) + 1
+        if count == 1:
+            log.info("%s", text)
+
+    def trouble(self, where: str, error: BaseException) -> None:
+        """Our code failed inside a hook: the program goes on, and what is missing is said. What a signal handler of the
+        program raised, or another thread put here, is raised again: it is meant for the program."""
+        if is_meant_for_the_program(error):
+            raise error
+        try:
+            text = f"could not {self.aim} {where}: {type(error).__name__}: {error}"[:500]
+            count = self.notes[text] = self.notes.get(text, 0) + 1
+            if count == 1:
+                log.warning("%s", text, exc_info=log.isEnabledFor(logging.DEBUG))
+        except Exception:  # the hook border: even telling may fail, where the stack has no room for it
+            self.notes[f"could not {self.aim} a call, nor say why"] = 1
