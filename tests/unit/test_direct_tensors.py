@@ -9,7 +9,7 @@ import torch
 
 import ulpscope
 from ulpscope import taps
-from ulpscope.frameworks.torch import summary
+from ulpscope.frameworks.torch import direct
 
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not bu
 @pytest.fixture(autouse=True)
 def learned() -> Iterator[None]:
     yield
-    summary._learn.cache_clear()
-    assert summary._learn()
+    direct.learn.cache_clear()
+    assert direct.learn()
 
 
 WRONG = {
@@ -39,7 +39,7 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("sample", [0, 3, -1])
 def test_one_answer_that_differs_is_enough(what: str, sample: int) -> None:
-    samples = summary._samples()
+    samples = direct.samples()
     place, changed = WRONG[what]
     one = list(samples[sample])
     one[place] = changed(one[place])
@@ -50,8 +50,8 @@ def test_one_answer_that_differs_is_enough(what: str, sample: int) -> None:
 
 def test_a_torch_that_cannot_be_asked_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "_neg_view")
-    summary._learn.cache_clear()
-    assert not summary._learn()
+    direct.learn.cache_clear()
+    assert not direct.learn()
     monkeypatch.undo()
 
 
@@ -60,7 +60,7 @@ def test_learning_calls_no_hook_of_the_program() -> None:
         raise AssertionError("nothing is to be kept for a backward pass")
 
     with torch.autograd.graph.saved_tensors_hooks(refuse, refuse):
-        summary._samples()
+        direct.samples()
 
 
 def rows(path: Path, programme: Any) -> list[Any]:
@@ -91,9 +91,9 @@ def odd_tensors() -> None:
 
 
 def test_attributes_tell_the_same(tmp_path: Path) -> None:
-    direct = rows(tmp_path / "direct", odd_tensors)
-    samples = summary._samples()
+    told = rows(tmp_path / "direct", odd_tensors)
+    samples = direct.samples()
     assert taps.C is not None
     assert not taps.C.learn([(*samples[0][:4], samples[0][4] + 1, *samples[0][5:]), *samples[1:]])
-    assert rows(tmp_path / "asked", odd_tensors) == direct
-    assert len(direct) > 40
+    assert rows(tmp_path / "asked", odd_tensors) == told
+    assert len(told) > 40

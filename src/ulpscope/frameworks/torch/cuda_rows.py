@@ -33,14 +33,28 @@ ABOUT = np.dtype([("numel", "<u8"), ("kind", "<u4"), ("flags", "<u4"), ("sketch"
 
 
 def rows_of(answers: NDArray[np.int64], about: NDArray[np.void]) -> tuple[NDArray[np.void], bytes]:
-    """The rows of measured tensors, without payloads, and their sketches, with places counted from the first."""
+    """The rows of measured tensors, without payloads, and their sketches, with places counted from the first. The dump flags
+    are the same for all of them."""
     rows = np.zeros(len(answers), dtype=native.ROW)
-    head = answers[:, :HEAD]
-    numel, kind = about["numel"], about["kind"]
+    flags = int(about["flags"][0])
+    rows["numel"] = about["numel"]
+    rows["kind"] = flags
+    rows["payload_offset"] = _NONE64
+    if flags & native.STATS:
+        _put_statistics(rows, answers[:, :HEAD], about)
+    if flags & native.CRC:
+        rows["crc"] = answers[:, 10].astype(np.uint32) ^ about["zeros"]
+    lengths = about["sketch"].astype(np.int64)
+    rows["sketch_len"] = lengths
+    rows["sketch_offset"] = 4 * (np.cumsum(lengths) - lengths)
+    return rows, _sketches(answers, lengths)
+
+
+def _put_statistics(rows: NDArray[np.void], head: NDArray[np.int64], about: NDArray[np.void]) -> None:
+    kind = about["kind"]
     integer = kind >= SIGNED
-    statistics = (about["flags"] & native.STATS) != 0
-    counts = head[:, 4:8].astype(np.uint64)
-    unseen = numel == counts[:, :3].sum(axis=1)
+    counts = head[:, 4:8].view(np.uint64)
+    unseen = about["numel"] == counts[:, :3].sum(axis=1)
     for name, column in (("max_bits", 0), ("min_bits", 1)):
         key = head[:, column]
         exact = np.where(kind == UNSIGNED, key.view(np.uint64) ^ _TOP, key.view(np.uint64))
@@ -48,21 +62,13 @@ def rows_of(answers: NDArray[np.int64], about: NDArray[np.void]) -> tuple[NDArra
         # Which of 0.0 and -0.0 wins depends on the order; adding zero makes both 0.0.
         with np.errstate(invalid="ignore"):
             value = np.where(unseen, 0.0, bits.view(np.float64)) + 0.0
-        rows[name] = np.where(statistics, np.where(integer, exact, value.view(np.uint64)), 0)
-    rows["sum"] = np.where(statistics, head[:, 2].view(np.float64), 0.0)
-    rows["norm"] = np.where(statistics, _norms(head, kind), 0.0)
-    rows["numel"] = numel
+        rows[name] = np.where(integer, exact, value.view(np.uint64))
+    rows["sum"] = head[:, 2].view(np.float64)
+    rows["norm"] = _norms(head, kind)
     for place, name in enumerate(("nan", "posinf", "neginf", "zero")):
-        rows[name] = np.where(statistics, counts[:, place], 0)
-    rows["kind"] = about["flags"]
-    rows["kind"] |= np.where(statistics & (kind == SIGNED), native.KIND_SIGNED, 0).astype(np.uint32)
-    rows["kind"] |= np.where(statistics & (kind >= UNSIGNED), native.KIND_UNSIGNED, 0).astype(np.uint32)
-    rows["crc"] = np.where((about["flags"] & native.CRC) != 0, head[:, 10].astype(np.uint32) ^ about["zeros"], 0)
-    rows["payload_offset"] = _NONE64
-    lengths = about["sketch"].astype(np.int64)
-    rows["sketch_len"] = lengths
-    rows["sketch_offset"] = 4 * (np.cumsum(lengths) - lengths)
-    return rows, _sketches(answers, lengths)
+        rows[name] = counts[:, place]
+    rows["kind"] |= np.where(kind == SIGNED, native.KIND_SIGNED, 0).astype(np.uint32)
+    rows["kind"] |= np.where(kind >= UNSIGNED, native.KIND_UNSIGNED, 0).astype(np.uint32)
 
 
 def _sketches(answers: NDArray[np.int64], lengths: NDArray[np.int64]) -> bytes:

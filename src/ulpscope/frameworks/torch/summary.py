@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ulpscope import native, taps
+from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.base import Sink
-from ulpscope.frameworks.torch import names, tensors
+from ulpscope.frameworks.torch import direct, names, tensors
 from ulpscope.frameworks.torch.cuda_gauge import IN_GRAPH, CudaGauge, Plan, is_capturing
 from ulpscope.frameworks.torch.names import Api
 from ulpscope.frameworks.torch.tensors import Path, Unrecordable
@@ -101,7 +101,7 @@ class TorchMeasurer:
             wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
             measure=None if self._payloads else native.measure,
             measure_flags=self._flags,
-            ordinary=_is_ordinary,
+            ordinary=direct.is_ordinary,
             others={torch.dtype, torch.device, torch.Size, torch.memory_format, type(...)},
             tensor=Tensor,
             parameter=Parameter,
@@ -113,7 +113,7 @@ class TorchMeasurer:
             excluded=functools.partial(torch._C._dispatch_tls_is_dispatch_key_excluded, _AUTOGRAD),
             inference=torch.is_inference_mode_enabled,
         )
-        _learn()
+        direct.learn()
         self._fast = fast
         self.row = fast.row  # type: ignore[method-assign]
 
@@ -340,9 +340,8 @@ class TorchMeasurer:
     def _gauge(self, value: Tensor) -> CudaGauge:
         gauge = self._gauges.get(value.get_device())
         if gauge is None:
-            gauge = self._gauges[value.get_device()] = CudaGauge(
-                self._sink, value.device, self._flags, _POOL if self._payloads else 0
-            )
+            pool = _POOL if self._payloads else 0
+            gauge = self._gauges[value.get_device()] = CudaGauge(self._sink, value.device, self._flags, pool)
         return gauge
 
     # --- everything else ----------------------------------------------------------------------------------------
@@ -419,43 +418,6 @@ def is_wrapped(value: Tensor) -> bool:
     """Whether a tensor belongs to a torch.func transform that is under way."""
     functorch = torch._C._functorch
     return functorch.maybe_current_level() is not None and functorch.is_functorch_wrapped_tensor(value)
-
-
-def _is_ordinary(value: Tensor) -> bool:
-    """Whether a tensor, and all with its dispatch keys, are plain memory that torch keeps a version of."""
-    odd = value.is_neg() or value.is_conj() or value.is_inference() or value.is_quantized or value.is_nested
-    odd = odd or torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value)
-    return not odd and value.layout is torch.strided and value.device.type in ("cpu", "cuda")
-
-
-@functools.cache
-def _learn() -> bool:
-    """Shows the C part a few tensors, so that it can ask others without Python. Whether that can be done."""
-    try:
-        return taps.C is not None and taps.C.learn(_samples())
-    except Exception as error:  # another torch: attributes serve everywhere
-        log.debug("tensors are asked through their attributes: %s", error)
-        return False
-
-
-def _samples() -> list[tuple[Any, ...]]:
-    """Tensors of many kinds, each with what Python tells of it. No operator that keeps anything for a backward pass: the
-    program may have hooks for that."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        base = torch.zeros(6, 4, dtype=torch.complex64)
-        weight = Parameter(torch.ones(3, 5))
-        samples = [base, base.conj(), base[2:, 1:3].t(), weight, weight.detach()[1:], torch._neg_view(base.real)]
-        samples += [torch.zeros(3).add_(1), torch.empty(0), torch.zeros(2, dtype=torch.bool)]
-        with torch.enable_grad():
-            samples += [weight.t(), *weight.unbind()]
-        return [
-            (
-                value, value._cdata, torch._C._dispatch_keys(value).raw_repr(), value.requires_grad, value._version,
-                value.data_ptr(), tuple(value.shape), value.stride(), value.storage_offset(), value.output_nr,
-                value._is_view(), -1,
-            )
-            for value in samples
-        ]  # fmt: skip
 
 
 def _describe(value: Tensor) -> dict[str, Any]:
