@@ -9,7 +9,7 @@
 PyObject *word[WORDS];
 static const char *const spelling[WORDS] = {
     "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
-    "storage_offset", "is_neg", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
+    "storage_offset", "is_neg", "is_conj", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
     "register_hook", "acquire", "release", "active", "before_first", "ignored", "_drop_left_over", "trouble",
     "close_raised", "wants", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
         "take",
@@ -353,6 +353,8 @@ static PyMemberDef state_members[] = {
     {"number", T_LONGLONG, offsetof(State, number), 0, NULL},
     {"compiled", T_LONGLONG, offsetof(State, compiled), 0, NULL},
     {"busy", T_BOOL, offsetof(State, busy), 0, NULL},
+    {"in_c", T_BOOL, offsetof(State, in_c), READONLY, NULL},
+    {"handling", T_LONGLONG, offsetof(State, handling), READONLY, NULL},
     {"calls", T_OBJECT, offsetof(State, object[CALLS]), 0, NULL},
     {"modules", T_OBJECT, offsetof(State, object[MODULES]), 0, NULL},
     {"mode", T_OBJECT, offsetof(State, object[MODE]), 0, NULL},

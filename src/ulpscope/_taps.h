@@ -11,7 +11,7 @@ enum { CALL_BYTES = 72, MEASURE_BYTES = 112, MOST_PLACES = 32, PHASES = 5, ROLES
 
 /* Words of Python, in the order of their spelling in _taps.c. */
 enum {
-    F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG,
+    F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG, IS_CONJ,
     IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK, ACQUIRE, RELEASE, ACTIVE,
     BEFORE_FIRST, IGNORED, DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
@@ -72,7 +72,7 @@ enum { CALLS, MODULES, MODE, REGION, REDISPATCHED, GUARD, FREE, STATE_OBJECTS };
 typedef struct {
     PyObject_HEAD
     PyObject *object[STATE_OBJECTS];
-    long long number, compiled;
+    long long number, compiled, handling; /* handling: calls that our mode has been given, which is off meanwhile */
     char busy, in_c; /* whether our own code runs on the thread, and whether it is C, which no frame tells */
 } State;
 
@@ -109,13 +109,14 @@ typedef struct {
 enum {
     RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING,
         GRAD_ENABLED,
-    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, FRESH, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS, ORDINARY,
+    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, FRESH, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS, ORDINARY, MEANT,
         FREEING, ADD, EXCLUDED, INFERENCE, TAP, BACKWARD, NAMES, APIS, GIVEN
 };
 typedef struct {
     PyObject_HEAD
     PyObject *given[GIVEN];
     char reuse, on_module, all_free, forward, backward, node_order;
+    char in_c; /* whether the thread that holds the gate is in C, where no frame tells of it */
     unsigned roles;
     uint32_t epoch, counted; /* of the numbers, and of the counters of names */
     uint64_t sequence, threads;

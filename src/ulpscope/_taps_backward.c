@@ -96,10 +96,12 @@ static PyObject *hook_call(Hook *h, PyObject *args, PyObject *kwargs) {
     PyObject *in, *out;
     Inside here = {0};
     if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &in, &PyTuple_Type, &out)) return NULL;
+    Py_INCREF(h); /* whatever runs inside */
     int entered = inside(h->fast, &here);
-    if (entered > 0) return outside(h->fast, &here, &h->forward, hook_show(h, here.state, in, out));
-    if (entered < 0) return NULL;
-    Py_RETURN_NONE;
+    PyObject *result = entered > 0 ? outside(h->fast, &here, &h->forward, hook_show(h, here.state, in, out)) :
+        entered ? NULL : Py_NewRef(Py_None);
+    Py_DECREF(h);
+    return result;
 }
 static void hook_dealloc(Hook *h) {
     PyTypeObject *type = Py_TYPE(h);
@@ -357,9 +359,12 @@ static int find_edge(const Edges *e, PyObject *child, uint64_t sequence, PyObjec
     if (!e->count) return -1;
     PyObject *target = child, *variable = NULL;
     int64_t place = -1;
-    if (sequence == LEAF) {
-        if (!(target = variable = GET(child, VARIABLE))) return -2;
-    } else place = PyLong_AsLongLong(number);
+    if (sequence == LEAF && !(variable = GET(child, VARIABLE))) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -2;
+        PyErr_Clear(); /* a node that only says that there is no gradient */
+    }
+    if (variable) target = variable;
+    else place = PyLong_AsLongLong(number);
     int last = -1;
     for (size_t i = 0; i < e->count; i++)
         if (e->list[i].node == target && e->list[i].number == place) {

@@ -1,11 +1,12 @@
 /* What Python calls: the same functions for taps that are written in Python, and what they work with. */
 #include "_taps.h"
+#include <structmember.h>
 
 static const char *const given_names[GIVEN] = {
     "recorder", "gate", "measurer", "stacks", "selection", "frames", "tensor", "parameter", "roles", "phases",
         "tracing",
     "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "fresh", "wrapped",
-    "measure", "measure_flags", "others", "ordinary", "free", "added", "excluded", "inference", "tap",
+    "measure", "measure_flags", "others", "ordinary", "meant", "free", "added", "excluded", "inference", "tap",
     "backward",
     "names", "apis",
 };
@@ -79,7 +80,7 @@ static PyObject *fast_row(Fast *f, PyObject *args) {
 static PyObject *fast_state(Fast *f, PyObject *none) { return Py_XNewRef((PyObject *)state_here(f)); }
 static PyObject *fast_enter(Fast *f, PyObject *state) {
     int entered = enter(f, (State *)state);
-    if (entered > 0) ((State *)state)->in_c = 0; /* what follows is Python */
+    if (entered > 0) ((State *)state)->in_c = f->in_c = 0; /* what follows is Python */
     return entered < 0 ? NULL : PyBool_FromLong(entered);
 }
 static PyObject *fast_leave(Fast *f, PyObject *state) {
@@ -179,7 +180,9 @@ static PyMethodDef fast_methods[] = {
     {"finish_pass", (PyCFunction)fast_finish_pass, METH_O, "Closes what is still open, of one thread or of all."},
     {NULL, NULL, 0, NULL},
 };
+static PyMemberDef fast_members[] = {{"in_c", T_BOOL, offsetof(Fast, in_c), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot fast_slots[] = {
+    {Py_tp_members, fast_members},
     {Py_tp_init, fast_init}, {Py_tp_dealloc, fast_dealloc}, {Py_tp_traverse, fast_traverse}, {Py_tp_clear, fast_clear},
     {Py_tp_methods, fast_methods}, {0, NULL}};
 PyType_Spec fast_spec = {"ulpscope._taps.Fast", sizeof(Fast), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_slots};

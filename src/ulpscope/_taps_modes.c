@@ -184,22 +184,22 @@ Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const lon
 
 int enter(Fast *f, State *s) {
     if (s->busy) return 0;
-    s->busy = 1;
+    s->busy = s->in_c = 1; /* before anything is asked for: a finalizer can run wherever memory is */
     int taken = truth_of(PyObject_CallMethodObjArgs(f->given[GATE], word[ACQUIRE], Py_False, NULL));
     if (!taken) {
         PyObject *done = ASK(f->given[RECORDER], WAIT_FOR_GATE);
         taken = done ? 1 : -1;
         Py_XDECREF(done);
     }
-    if (taken < 0) s->busy = 0;
-    else s->in_c = 1;
+    if (taken < 0) s->busy = s->in_c = 0;
+    else f->in_c = 1;
     return taken;
 }
 /* Also with an exception set. */
 void leave(Fast *f, State *s) {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
-    s->busy = s->in_c = 0;
+    s->busy = s->in_c = f->in_c = 0;
     PyObject *done = ASK(f->given[GATE], RELEASE);
     if (!done) PyErr_Clear(); /* it was freed already, because an exception seemed to have left it behind */
     Py_XDECREF(done);
@@ -414,7 +414,7 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, int writes, Py
     Py_ssize_t depth = PyList_Size(s->object[CALLS]);
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
-    if (depth > 0) PyList_SetSlice(s->object[CALLS], depth - 1, depth, NULL);
+    if (depth > 0 && PyList_SetSlice(s->object[CALLS], depth - 1, depth, NULL)) PyErr_Clear();
     if (!result) {
         PyErr_NormalizeException(&kind, &error, &trace);
         if (trace) PyException_SetTraceback(error, trace);
@@ -449,7 +449,7 @@ static int are_ordinary(const Fast *f, PyObject *types) {
             return 0;
     return size >= 0;
 }
-static PyObject *mode_call(Mode *m, PyObject *all) {
+static PyObject *handle(Mode *m, PyObject *all) {
     PyObject *func, *types, *args, *kwargs = NULL;
     if (!PyArg_UnpackTuple(all, "__torch_function__", 2, 4, &func, &types, &args, &kwargs)) return NULL;
     if (kwargs == Py_None || (kwargs && !PyDict_Size(kwargs))) kwargs = NULL;
@@ -493,6 +493,14 @@ static PyObject *mode_call(Mode *m, PyObject *all) {
     return run_recorded(m, api, flags, writes, func, args, kwargs);
 slow:
     return PyObject_CallMethodObjArgs((PyObject *)m, word[SLOW], func, types, args, kwargs ? kwargs : Py_None, NULL);
+}
+static PyObject *mode_call(Mode *m, PyObject *all) {
+    State *s = (State *)Py_XNewRef((PyObject *)m->state);
+    if (s) s->handling++;
+    PyObject *result = handle(m, all);
+    if (s) s->handling--;
+    Py_XDECREF(s);
+    return result;
 }
 static int mode_init(Mode *m, PyObject *args, PyObject *kwargs) {
     PyObject *fast, *state;

@@ -18,13 +18,18 @@ typedef struct {
     Table known;
 } Around;
 
+static PyObject *class_name(PyObject *module) {
+    PyObject *name = GET((PyObject *)Py_TYPE(module), TYPE_NAME), *text = name ? PyObject_Str(name) : NULL;
+    Py_XDECREF(name);
+    return text;
+}
 static const Known *known_as(Around *a, PyObject *module, PyObject *above) {
     PyTypeObject *type = Py_TYPE(module);
     uint64_t *at = table_find(&a->known, (uint64_t)module, (uint64_t)type, 0);
     if (at && PyWeakref_GetObject(a->list[*at].weak) == module) return a->list + *at;
     PyObject *names = GET(a->tap, NAMES_OF), *path = NULL, *full = NULL, *weak = PyWeakref_NewRef(module, NULL);
     if (names && weak) path = PyObject_CallMethodObjArgs(names, word[OF], module, above, NULL);
-    PyObject *name = path ? GET((PyObject *)type, TYPE_NAME) : NULL;
+    PyObject *name = path ? class_name(module) : NULL;
     if (name) full = PyUnicode_GetLength(path) ? PyUnicode_FromFormat("%U.%U", path, name) : Py_NewRef(name);
     Py_XDECREF(names), Py_XDECREF(name);
     size_t place = at ? *at : a->count;
@@ -48,7 +53,7 @@ static int is_usual(Around *a, State *s, PyObject *module) {
     if (!tracing) return -1;
     int fx = tracing == Py_None ? truth_of(GET(a->tracer, TRACING_FLAG)) : 1;
     if (fx) return fx < 0 ? -1 : 0;
-    if (s->compiled) return 0;
+    if (s->compiled || (s->busy && s->in_c)) return 0; /* a finalizer that runs inside our own code */
     int is_module = PyObject_IsInstance(module, a->module_class);
     if (is_module <= 0) return is_module;
     Py_ssize_t depth = PyList_Size(s->object[MODULES]);
@@ -75,8 +80,9 @@ static int show_parameters(Around *a, Call *c, PyObject *module) {
     Py_DECREF(all);
     int failed = !items, any = 0;
     for (Py_ssize_t at = 0, size = items ? PyList_Size(items) : 0; !failed && at < size; at++) {
-        PyObject *pair = PyList_GetItem(items, at), *value = PyTuple_GetItem(pair, 1);
-        if (value != Py_None) any = 1, failed = show_named(a->fast, c, PARAMETERS, PyTuple_GetItem(pair, 0), value);
+        PyObject *key, *value;
+        if (!PyArg_ParseTuple(PyList_GetItem(items, at), "OO", &key, &value)) failed = 1;
+        else if (value != Py_None) any = 1, failed = show_named(a->fast, c, PARAMETERS, key, value);
     }
     Py_XDECREF(items);
     if (failed || !any) return failed;
@@ -126,7 +132,7 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
 static void unwind(PyObject *list, PyObject *from) {
     Py_ssize_t size = PyList_Size(list), at = size;
     while (at > 0 && PyList_GetItem(list, at - 1) != from) at--;
-    if (at > 0) PyList_SetSlice(list, at - 1, size, NULL);
+    if (at > 0 && PyList_SetSlice(list, at - 1, size, NULL)) PyErr_Clear();
 }
 static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *args, PyObject *kwargs) {
     Fast *f = a->fast;
@@ -134,9 +140,9 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     Py_ssize_t depth = PyList_Size(s->object[MODULES]);
     Begun begun = {0};
     if (enter(f, s) < 0) return NULL;
-    quiet = unheard(f);
-    name = GET((PyObject *)Py_TYPE(PyTuple_GetItem(args, 0)), TYPE_NAME);
-    int failed = !quiet || !name || begin(a, s, frame, args, kwargs, &begun);
+    name = class_name(PyTuple_GetItem(args, 0));
+    quiet = name ? unheard(f) : NULL;
+    int failed = !quiet || begin(a, s, frame, args, kwargs, &begun);
     heard_again(quiet);
     if (failed) begun.follow = 0, failed = !name || border(f, a->kind, name, 0);
     leave(f, s);
@@ -144,7 +150,7 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     if (!failed && c && c->wanted) failed = PyList_Append(s->object[CALLS], (PyObject *)c);
     if (!failed) result = PyObject_Call(original, args, kwargs);
     PyErr_Fetch(&kind, &error, &trace);
-    PyList_SetSlice(s->object[MODULES], depth, PyList_Size(s->object[MODULES]), NULL);
+    if (PyList_SetSlice(s->object[MODULES], depth, PyList_Size(s->object[MODULES]), NULL)) PyErr_Clear();
     if (c && c->wanted) unwind(s->object[CALLS], (PyObject *)c);
     if (c && !failed && !result) {
         PyErr_NormalizeException(&kind, &error, &trace);
@@ -240,7 +246,7 @@ static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyOb
     }
     if (!opened && !failed) {
         opened = open_call(f, s, v->kind, owner, NULL, 2, NULL);
-        seen = PySet_New(NULL);
+        seen = opened ? PySet_New(NULL) : NULL;
         PyObject *pair = opened && seen ? PyTuple_Pack(2, (PyObject *)opened, seen) : NULL;
         failed = !pair || PyDict_SetItem(v->open, owner, pair);
         Py_XDECREF(pair);

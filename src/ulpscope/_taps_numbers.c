@@ -177,7 +177,10 @@ static int is_scalar(PyObject *value) {
            PyUnicode_CheckExact(value);
 }
 int is_plain(const Fast *f, PyObject *value) {
-    return is_scalar(value) || PySlice_Check(value) || PySet_Contains(f->given[OTHERS], (PyObject *)Py_TYPE(value)) == 1;
+    if (is_scalar(value) || PySlice_Check(value)) return 1;
+    int known = PySet_Contains(f->given[OTHERS], (PyObject *)Py_TYPE(value));
+    if (known < 0) PyErr_Clear(); /* a class without a hash */
+    return known > 0;
 }
 /* A list or tuple of plain things, or of tensors, and not too long: `leaves` would give each of them. */
 static int is_flat(const Fast *f, PyObject *value) {
@@ -316,7 +319,7 @@ static int64_t meta_like(Fast *f, PyObject *value, Direct *d) {
     for (size_t i = 0; i < FORM_HEAD + 2 * dim; i++) mark = (mark ^ (uint64_t)form[i]) * 0xBF58476D1CE4E5B9u, mark ^= mark >> 29;
     uint64_t type = (uint64_t)Py_TYPE(value) | (uint64_t)d->requires_grad;
     uint64_t *found = table_find(&f->forms, mark | 1, d->keys, type);
-    if (found && !memcmp(f->metas[*found].form, form, size)) return (int64_t)*found;
+    if (found && f->metas[*found].form[0] == d->dim && !memcmp(f->metas[*found].form, form, size)) return (int64_t)*found;
     int64_t at = meta_at(f, value, d->requires_grad ? Py_True : Py_False);
     if (at < 0 || found || f->metas[at].form) return at; /* two forms with one mark: the second is not kept */
     if (!(f->metas[at].form = malloc(size))) return PyErr_NoMemory(), -1;
@@ -330,7 +333,7 @@ int is_direct(Fast *f, PyObject *value, Direct *d) {
     uint64_t *known = table_find(&f->keys, keys, 0, 0);
     if (!known) {
         int ordinary = truth_of(PyObject_CallFunctionObjArgs(f->given[ORDINARY], value, NULL));
-        if (ordinary < 0) PyErr_Clear();
+        if (ordinary < 0) return -1;
         if (table_put(&f->keys, keys, 0, 0, ordinary > 0)) return -1;
         known = table_find(&f->keys, keys, 0, 0);
     }
@@ -436,7 +439,8 @@ static int is_odd(Fast *f, PyObject *value) {
     int odd = !transform ? -1 : transform == Py_None ? 0 : truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED],
         value, NULL));
     Py_XDECREF(transform);
-    return odd ? odd : truth_of(ASK(value, IS_NEG));
+    if (!odd) odd = truth_of(ASK(value, IS_NEG));
+    return odd ? odd : truth_of(ASK(value, IS_CONJ));
 }
 /* An ordinary tensor; 1 when it is not. */
 static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
@@ -526,8 +530,14 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     result = tensor_row(f, value, produced, row);
     if (result < 0 && (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
         PyErr_ExceptionMatches(PyExc_AttributeError))) {
-        PyErr_Clear();
-        result = 1;
+        PyObject *kind, *error, *trace;
+        PyErr_Fetch(&kind, &error, &trace);
+        PyErr_NormalizeException(&kind, &error, &trace);
+        if (trace) PyException_SetTraceback(error, trace);
+        int meant = truth_of(PyObject_CallFunctionObjArgs(f->given[MEANT], error, NULL));
+        if (meant > 0) PyErr_Restore(kind, error, trace);
+        else Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace);
+        result = meant ? -1 : 1;
     }
     return result > 0 ? told_row(f, OTHER, value, row) : result;
 }

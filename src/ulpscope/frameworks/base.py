@@ -66,6 +66,10 @@ class ThreadState:
     """What one thread is doing: the calls it has open, and whether our own code is running on it."""
 
     __slots__ = ("busy", "calls", "compiled", "free", "guard", "mode", "modules", "number", "redispatched", "region")
+    # Whether that code is C, of which no frame tells.
+    in_c = False
+    # Calls that the mode has been given, which is off meanwhile; only C counts them.
+    handling = 0
 
     def __init__(self, number: int) -> None:
         self.number = number

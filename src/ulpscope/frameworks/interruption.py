@@ -61,7 +61,7 @@ def in_our_code(frame: FrameType | None) -> bool:
 
 def is_left_over(state: ThreadState, caller: FrameType | None) -> bool:
     """Whether `busy` was left behind on this thread: then it is free again. `caller` is the frame that called a tap."""
-    if not state.busy or state.free is None or in_our_code(caller):
+    if not state.busy or state.free is None or state.in_c or in_our_code(caller):
         return False
     state.busy = False
     state.free()

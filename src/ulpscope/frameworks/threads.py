@@ -47,6 +47,8 @@ class Threads:
 
     def wait_for_gate(self) -> None:
         while not self.gate.acquire(True, _PATIENCE):
+            if self.fast is not None and self.fast.in_c:
+                continue  # no frame tells of C
             self.gate = freed(self.gate)
             if self.fast is not None:
                 self.fast.give(gate=self.gate)

@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
-from ulpscope.frameworks.interruption import is_left_over
+from ulpscope.frameworks.interruption import in_our_code, is_left_over
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, caller_of
 from ulpscope.frameworks.torch.recursion import STRETCH, Room
@@ -68,7 +68,7 @@ class ModuleNames:
                 self._paths[id(module)] = (weakref.ref(module), path)
             # Not named_modules: it asks each module for its hash, and asks an override of the program's.
             below = [(name, child) for name, child in _children(module) if child is not None]
-            todo += [(f"{path}.{name}" if path else name, child) for name, child in reversed(below)]
+            todo += [(f"{path}.{name}" if path else str(name), child) for name, child in reversed(below)]
 
 
 def _children(module: Module) -> list[tuple[str, Any]]:
@@ -141,7 +141,7 @@ class ModuleTap:
         if not observer.active or _tracing() is not None or fx_trace._is_fx_tracing_flag:
             return original(*args, **kwargs)
         state = observer.state()
-        if state.compiled or not isinstance(args[0], Module):
+        if state.compiled or not args or not isinstance(args[0], Module):
             return original(*args, **kwargs)
         if state.busy and not is_left_over(state, caller_of(sys._getframe(1))):
             return original(*args, **kwargs)
@@ -187,7 +187,7 @@ class ModuleTap:
                 state.modules.append((path, call if call.wanted else None, frame, call.stack))
                 sequence = _get_sequence_nr()
         except Exception as error:  # the hook border
-            observer.trouble(f"module {type(module).__name__}", error)
+            observer.trouble(f"{MODULE}.{type(module).__name__}", error)
         finally:
             observer.leave(state)
         if call is None:
@@ -217,7 +217,7 @@ class ModuleTap:
                     if follow:
                         self.backward.arm(call, sequence, edges, args[1:], kwargs, result)
             except Exception as error:  # the hook border
-                observer.trouble(f"module {type(module).__name__}", error)
+                observer.trouble(f"{MODULE}.{type(module).__name__}", error)
             finally:
                 observer.leave(state)
         return result
@@ -227,6 +227,26 @@ def _unwind(state: ThreadState, call: OpenCall) -> None:
     """Takes a call off the stack, and whatever was left above it by something that never ended."""
     if call in state.calls:
         del state.calls[state.calls.index(call) :]
+
+
+def drop_ended(state: ThreadState, caller: FrameType | None) -> None:
+    """Forgets modules and calls that are not under way any more: what a signal handler raised can have hit where they would have
+    been taken off."""
+    alive, frame = set(), caller
+    while frame is not None:
+        alive.add(frame)
+        frame = frame.f_back
+    over = (depth for depth, entry in enumerate(state.modules) if entry[2] is not None and entry[2] not in alive)
+    ended = next(over, None)
+    if ended is not None:
+        for _, call, _, _ in state.modules[ended:]:
+            if call is not None:
+                _unwind(state, call)
+        del state.modules[ended:]
+    if state.modules or state.guard is not None or state.handling or torch._C._current_graph_task_id() != -1:
+        return
+    if state.calls and not in_our_code(caller):
+        state.calls.clear()
 
 
 class ParameterGradients:
@@ -302,6 +322,6 @@ class ParameterGradients:
                         observer.close_call(opened)
                         del self._open[owner]
         except Exception as error:  # the hook border
-            observer.trouble("parameter gradients", error)
+            observer.trouble(f"{MODULE}.gradients", error)
         finally:
             observer.leave(state)

@@ -73,6 +73,6 @@ def edge_of(value: Tensor) -> Any:
 def key_of(node: Any, number: int) -> Any:
     if node is None:
         return None
-    if node._sequence_nr() == _LEAF:
+    if node._sequence_nr() == _LEAF and hasattr(node, "variable"):  # others only say that there is no gradient
         return id(node.variable)
     return (node, number)

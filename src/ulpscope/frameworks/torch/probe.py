@@ -19,7 +19,7 @@ from ulpscope.frameworks.torch.collective_tap import CollectiveTap
 from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
 from ulpscope.frameworks.torch.function_tap import FunctionTap
-from ulpscope.frameworks.torch.module_tap import ModuleTap
+from ulpscope.frameworks.torch.module_tap import ModuleTap, drop_ended
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
@@ -161,6 +161,7 @@ class TorchProbe:
         """Puts right what an exception of a signal handler may have left on this thread."""
         state = self.modules.observer.state()
         is_left_over(state, caller)
+        drop_ended(state, caller)
         self._threads.tidy(state, caller)
 
     def watch_alone(self, module: Module | None, name: str) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn import Parameter
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.base import Sink
+from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import direct, names, tensors
 from ulpscope.frameworks.torch.cuda_gauge import IN_GRAPH, CudaGauge, Plan, is_capturing
 from ulpscope.frameworks.torch.names import Api
@@ -102,6 +104,7 @@ class TorchMeasurer:
             measure=None if self._payloads else native.measure,
             measure_flags=self._flags,
             ordinary=direct.is_ordinary,
+            meant=is_meant_for_the_program,
             others={torch.dtype, torch.device, torch.Size, torch.memory_format, type(...)},
             tensor=Tensor,
             parameter=Parameter,
@@ -153,10 +156,8 @@ class TorchMeasurer:
         return tensors.leaves(value)
 
     def row(self, value: Any, produced: bool = False) -> tuple[int, int, int]:
-        """The numbers of a value: what it is, its measure, and a text (a scalar, or why there is no measure).
-
-        `produced`: an operator of torch has just returned it, so that its memory is torch's own.
-        """
+        """The numbers of a value: what it is, its measure, and a text (a scalar, or why there is no measure). `produced`: an
+        operator of torch has just returned it, so that its memory is torch's own."""
         return self.plain_row(value, produced)
 
     def plain_row(self, value: Any, produced: bool = False) -> tuple[int, int, int]:
@@ -171,10 +172,11 @@ class TorchMeasurer:
                 meta = self._metas.get(key)
                 if meta is None:
                     meta = self._new_meta(key, value)
-                if meta.plain and not value.is_neg() and not is_wrapped(value):
+                if meta.plain and not (value.is_neg() or value.is_conj() or is_wrapped(value)):
                     return meta.number, self._measure(value, meta, produced), NONE
-            except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-                pass
+            except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
+                if is_meant_for_the_program(error):
+                    raise
         return self.other(value)
 
     def other(self, value: Any) -> tuple[int, int, int]:
@@ -214,11 +216,9 @@ class TorchMeasurer:
         """From now on the memory of these tensors is measured each time."""
         for value in values:
             if isinstance(value, Tensor) and type(value).__name__ != "FakeTensor":
-                try:
-                    with torch._C.DisableTorchFunction():
-                        self._distrust(value.untyped_storage().data_ptr())
-                except Exception:  # the hook border: a tensor without storage has nothing to distrust
-                    continue
+                # The hook border: a tensor without storage has nothing to distrust.
+                with suppress(Exception), torch._C.DisableTorchFunction():
+                    self._distrust(value.untyped_storage().data_ptr())
 
     def release(self, value: Any) -> None:
         """Drops every weak reference to a tensor: torch refuses to swap one that has any."""
@@ -319,7 +319,7 @@ class TorchMeasurer:
         contiguous = value.is_contiguous()
         on_device = value.is_cuda
         meta.plain = dtype is not None and value.layout is torch.strided and (on_device or value.device.type == "cpu")
-        meta.plain = meta.plain and not value.is_conj() and not value.is_quantized and not is_enormous(value)
+        meta.plain = meta.plain and not value.is_quantized and not is_enormous(value)
         meta.plan = meta.lane = meta.recipe = None
         if on_device and meta.plain and dtype is not None and value.numel():
             gauge = self._gauge(value)

@@ -75,7 +75,7 @@ class ThreadTap:
     def tidy(self, state: ThreadState, caller: FrameType | None) -> None:
         """Makes sure that the mode of this thread is on, once, before a call of the program's: an exception of a signal
         handler can hit while it is being moved."""
-        if state.mode is None or state.compiled:
+        if state.mode is None or state.compiled or state.handling:
             return
         mode = state.mode[0]
         count = torch._C._len_torch_function_stack()
