@@ -40,9 +40,10 @@ _kept: list[torch.library.Library] = []
 
 def run(program: str, *arguments: object, **environment: str) -> Any:
     """Runs a program in a fresh process that has the device; returns what it printed last, read as JSON."""
-    source = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport fakenpu; fakenpu.install()\n{program}"
-    )
+    # A thread of torch's engine may still be letting go of hooks, for which it needs Python: it aborts if that ends first.
+    settle = "import atexit, time; atexit.register(time.sleep, 0.05)"
+    place = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    source = f"{settle}\n{place}\nimport fakenpu; fakenpu.install()\n{program}"
     done = subprocess.run(
         [sys.executable, "-c", source, *map(str, arguments)],
         capture_output=True,
