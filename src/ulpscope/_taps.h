@@ -186,8 +186,15 @@ int role_of(const Fast *, PyObject *role);
 Call *open_backward(Fast *, State *, PyObject *kind, PyObject *name, const long long *facts, PyObject *module,
     long long again);
 int show(Fast *, Call *, int role, PyObject *path, Py_ssize_t at, PyObject *value, PyObject *unread, int produced);
+int show_named(Fast *, Call *, int role, PyObject *key, PyObject *value);
 int close_call(Fast *, Call *);
+void close_raised(Fast *, Call *);
 int tell(Fast *, const char *text);
+typedef struct {
+    PyObject *kind, *error, *trace;
+} Raised;
+Raised take_raised(void); /* the exception that is set, with its traceback; PyErr_Restore or drop_raised ends it */
+void drop_raised(Raised *);
 int enter(Fast *, State *);
 void leave(Fast *, State *);
 int border(Fast *, PyObject *kind, PyObject *name, int is_backward);

@@ -138,6 +138,21 @@ int show(Fast *f, Call *c, int role, PyObject *path, Py_ssize_t at, PyObject *va
     return failed ? -1 : 0;
 }
 
+int show_named(Fast *f, Call *c, int role, PyObject *key, PyObject *value) {
+    PyObject *path = PyTuple_Pack(1, key);
+    int failed = !path || show(f, c, role, path, 0, value, NULL, 0);
+    Py_XDECREF(path);
+    return failed ? -1 : 0;
+}
+
+Raised take_raised(void) {
+    Raised r;
+    PyErr_Fetch(&r.kind, &r.error, &r.trace);
+    PyErr_NormalizeException(&r.kind, &r.error, &r.trace);
+    if (r.trace) PyException_SetTraceback(r.error, r.trace); /* which tells whether a signal handler of the program raised it */
+    return r;
+}
+void drop_raised(Raised *r) { Py_XDECREF(r->kind), Py_XDECREF(r->error), Py_XDECREF(r->trace); }
 int tell(Fast *f, const char *text) {
     PyObject *done = PyObject_CallMethod(f->given[RECORDER], "note", "s", text);
     Py_XDECREF(done);
@@ -165,6 +180,15 @@ int close_call(Fast *f, Call *c) {
     free(c->values); /* a closed call may live until its backward has run */
     c->values = NULL, c->count = c->room = 0;
     return failed;
+}
+
+/* The call ended with the exception that is set, which goes on, unless a newer one hits us here. */
+void close_raised(Fast *f, Call *c) {
+    Raised r = take_raised();
+    PyObject *done = PyObject_CallMethodObjArgs(f->given[RECORDER], word[CLOSE_RAISED], (PyObject *)c, r.error, NULL);
+    if (done) PyErr_Restore(r.kind, r.error, r.trace);
+    else drop_raised(&r);
+    Py_XDECREF(done);
 }
 
 Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const long long *facts, PyObject *module,
@@ -208,13 +232,10 @@ void leave(Fast *f, State *s) {
 /* The hook border: what went wrong in recording is told, and the program goes on; what is no Exception is its own. */
 int border(Fast *f, PyObject *kind_text, PyObject *name, int is_backward) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
-    PyObject *kind, *error, *trace;
-    PyErr_Fetch(&kind, &error, &trace);
-    PyErr_NormalizeException(&kind, &error, &trace);
-    if (trace) PyException_SetTraceback(error, trace); /* which tells whether a signal handler of the program raised it */
+    Raised r = take_raised();
     PyObject *where = PyUnicode_FromFormat(is_backward ? "backward of %U.%U" : "%U.%U", kind_text, name), *done = NULL;
-    if (where) done = PyObject_CallMethodObjArgs(f->given[RECORDER], word[TROUBLE], where, error, NULL);
-    Py_XDECREF(where), Py_XDECREF(done), Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace);
+    if (where) done = PyObject_CallMethodObjArgs(f->given[RECORDER], word[TROUBLE], where, r.error, NULL);
+    Py_XDECREF(where), Py_XDECREF(done), drop_raised(&r);
     return done ? 0 : -1;
 }
 
@@ -389,11 +410,8 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, int writes, Py
         PyObject *key, *value;
         for (at = 0; !failed && at < count; at++) failed = show(f, c, INPUT, NULL, at, PyTuple_GetItem(shown.args,
             at), NULL, 0);
-        for (at = 0; !failed && shown.kwargs && PyDict_Next(shown.kwargs, &at, &key, &value);) {
-            PyObject *path = PyTuple_Pack(1, key);
-            failed = !path || show(f, c, INPUT, path, 0, value, NULL, 0);
-            Py_XDECREF(path);
-        }
+        for (at = 0; !failed && shown.kwargs && PyDict_Next(shown.kwargs, &at, &key, &value);)
+            failed = show_named(f, c, INPUT, key, value);
     }
     if (c && !PyErr_Occurred()) {
         follow = follows(f, c);
@@ -415,13 +433,9 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, int writes, Py
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     if (depth > 0 && PyList_SetSlice(s->object[CALLS], depth - 1, depth, NULL)) PyErr_Clear();
+    PyErr_Restore(kind, error, trace);
     if (!result) {
-        PyErr_NormalizeException(&kind, &error, &trace);
-        if (trace) PyException_SetTraceback(error, trace);
-        PyObject *done = PyObject_CallMethodObjArgs(f->given[RECORDER], word[CLOSE_RAISED], (PyObject *)c, error, NULL);
-        if (done) PyErr_Restore(kind, error, trace);
-        else Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace); /* what hit us there is the newer one */
-        Py_XDECREF(done);
+        close_raised(f, c);
         goto end;
     }
     if ((entered = enter(f, s)) < 0) { Py_CLEAR(result); goto end; }

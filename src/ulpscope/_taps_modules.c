@@ -64,12 +64,6 @@ static int is_usual(Around *a, State *s, PyObject *module) {
     return alone == Py_None ? 1 : 2;
 }
 
-static int show_named(Fast *f, Call *c, int role, PyObject *key, PyObject *value) {
-    PyObject *path = PyTuple_Pack(1, key);
-    int failed = !path || show(f, c, role, path, 0, value, NULL, 0);
-    Py_XDECREF(path);
-    return failed ? -1 : 0;
-}
 static int show_parameters(Around *a, Call *c, PyObject *module) {
     PyObject *all = GET(module, OWN_PARAMETERS), *items, *done;
     if (!all) {
@@ -152,14 +146,8 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     PyErr_Fetch(&kind, &error, &trace);
     if (PyList_SetSlice(s->object[MODULES], depth, PyList_Size(s->object[MODULES]), NULL)) PyErr_Clear();
     if (c && c->wanted) unwind(s->object[CALLS], (PyObject *)c);
-    if (c && !failed && !result) {
-        PyErr_NormalizeException(&kind, &error, &trace);
-        if (trace) PyException_SetTraceback(error, trace);
-        PyObject *done = PyObject_CallMethodObjArgs(f->given[RECORDER], word[CLOSE_RAISED], (PyObject *)c, error, NULL);
-        if (done) PyErr_Restore(kind, error, trace);
-        else Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace); /* what hit us there is the newer one */
-        Py_XDECREF(done);
-    } else PyErr_Restore(kind, error, trace);
+    PyErr_Restore(kind, error, trace);
+    if (c && !failed && !result) close_raised(f, c);
     if (result && c && (c->wanted || begun.follow)) {
         int entered = enter(f, s);
         quiet = entered < 0 ? NULL : unheard(f);

@@ -425,8 +425,8 @@ static int64_t measure(Fast *f, PyObject *value, Meta *meta, uint64_t pointer) {
     return number;
 }
 
-/* What an attribute tells of a tensor that must be asked through Python; -1 after an error, 1 where it is no ordinary one. */
-static int ask_tensor(Fast *f, PyObject *value, Direct *d) {
+/* The facts of a tensor that must be asked through its attributes. */
+static int ask_tensor(PyObject *value, Direct *d) {
     d->requires_grad = truth_of(GET(value, REQUIRES_GRAD));
     if (d->requires_grad < 0) return -1;
     d->version = (uint64_t)number_of(GET(value, VERSION));
@@ -434,6 +434,7 @@ static int ask_tensor(Fast *f, PyObject *value, Direct *d) {
     d->pointer = (uint64_t)number_of(ASK(value, DATA_PTR));
     return PyErr_Occurred() ? -1 : 0;
 }
+/* Whether such a tensor is not what its memory says; -1 after an error. */
 static int is_odd(Fast *f, PyObject *value) {
     PyObject *transform = PyObject_CallNoArgs(f->given[TRANSFORM]);
     int odd = !transform ? -1 : transform == Py_None ? 0 : truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED],
@@ -447,7 +448,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     Direct d = {0};
     Seen now = {0};
     int direct = is_direct(f, value, &d), result = -1, inference = 0;
-    if (direct < 0 || (!direct && ask_tensor(f, value, &d))) return -1;
+    if (direct < 0 || (!direct && ask_tensor(value, &d))) return -1;
     now.requires_grad = d.requires_grad, now.version = d.version, now.pointer = d.pointer;
     Seen *seen = seen_find(f, &f->seen_at, (uint64_t)value, 0, 0, value);
     if (seen && seen->version == now.version && seen->pointer == now.pointer &&
@@ -530,13 +531,10 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     result = tensor_row(f, value, produced, row);
     if (result < 0 && (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
         PyErr_ExceptionMatches(PyExc_AttributeError))) {
-        PyObject *kind, *error, *trace;
-        PyErr_Fetch(&kind, &error, &trace);
-        PyErr_NormalizeException(&kind, &error, &trace);
-        if (trace) PyException_SetTraceback(error, trace);
-        int meant = truth_of(PyObject_CallFunctionObjArgs(f->given[MEANT], error, NULL));
-        if (meant > 0) PyErr_Restore(kind, error, trace);
-        else Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace);
+        Raised r = take_raised();
+        int meant = truth_of(PyObject_CallFunctionObjArgs(f->given[MEANT], r.error, NULL));
+        if (meant > 0) PyErr_Restore(r.kind, r.error, r.trace);
+        else drop_raised(&r);
         result = meant ? -1 : 1;
     }
     return result > 0 ? told_row(f, OTHER, value, row) : result;

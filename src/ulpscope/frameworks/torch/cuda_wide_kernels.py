@@ -48,36 +48,39 @@ def _fetch(pointer, sign_bytes, block, SKETCHED: tl.constexpr, WIDTH: tl.constex
 
 
 @triton.jit
-def _larger(one, two, PACKED: tl.constexpr):
-    """The larger of each two; with `PACKED`, 16-bit floats two at a time."""
-    if PACKED == 0:
-        return tl.maximum(one, two.to(tl.float32))
-    else:
-        ASM: tl.constexpr = "max.bf16x2 $0, $1, $2;" if PACKED == 1 else "max.f16x2 $0, $1, $2;"
-        return tl.inline_asm_elementwise(ASM, "=r,r,r", [one, two], dtype=one.dtype, is_pure=True, pack=2)
+def _two_at_a_time(kept, x, PACKED: tl.constexpr, BFLOAT16: tl.constexpr, FLOAT16: tl.constexpr):
+    """What an instruction for pairs of 16-bit floats makes of what is kept and of new elements."""
+    ASM: tl.constexpr = BFLOAT16 if PACKED == 1 else FLOAT16
+    return tl.inline_asm_elementwise(ASM, "=r,r,r", [kept, x], dtype=kept.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
-def _smaller(one, two, PACKED: tl.constexpr):
-    if PACKED == 0:
-        return tl.minimum(one, two.to(tl.float32))
+def _larger(high, x, PACKED: tl.constexpr):
+    if PACKED:
+        return _two_at_a_time(high, x, PACKED, "max.bf16x2 $0, $1, $2;", "max.f16x2 $0, $1, $2;")
     else:
-        ASM: tl.constexpr = "min.bf16x2 $0, $1, $2;" if PACKED == 1 else "min.f16x2 $0, $1, $2;"
-        return tl.inline_asm_elementwise(ASM, "=r,r,r", [one, two], dtype=one.dtype, is_pure=True, pack=2)
+        return tl.maximum(high, x.to(tl.float32))
+
+
+@triton.jit
+def _smaller(low, x, PACKED: tl.constexpr):
+    if PACKED:
+        return _two_at_a_time(low, x, PACKED, "min.bf16x2 $0, $1, $2;", "min.f16x2 $0, $1, $2;")
+    else:
+        return tl.minimum(low, x.to(tl.float32))
 
 
 @triton.jit
 def _with_zeros(count, x, PACKED: tl.constexpr):
     """How many were zero so far; a 16-bit float counts to 256."""
-    if PACKED == 0:
-        return count + (x == 0).to(tl.float32)
+    if PACKED:
+        return _two_at_a_time(
+            count, x, PACKED,
+            "{ .reg .b32 t, z; mov.b32 z, 0; set.eq.bf16x2.bf16x2 t, $2, z; add.bf16x2 $0, $1, t; }",
+            "{ .reg .b32 t, z; mov.b32 z, 0; set.eq.f16x2.f16x2 t, $2, z; add.f16x2 $0, $1, t; }",
+        )  # fmt: skip
     else:
-        ASM: tl.constexpr = (
-            "{ .reg .b32 t, z; mov.b32 z, 0; set.eq.bf16x2.bf16x2 t, $2, z; add.bf16x2 $0, $1, t; }"
-            if PACKED == 1
-            else "{ .reg .b32 t, z; mov.b32 z, 0; set.eq.f16x2.f16x2 t, $2, z; add.f16x2 $0, $1, t; }"
-        )
-        return tl.inline_asm_elementwise(ASM, "=r,r,r", [count, x], dtype=count.dtype, is_pure=True, pack=2)
+        return count + (x == 0).to(tl.float32)
 
 
 @triton.jit
