@@ -246,10 +246,11 @@ State *state_here(Fast *f) {
     if (found || PyErr_Occurred()) return (State *)found;
     State *s = (State *)PyType_GenericAlloc(state_type, 0);
     if (!s) return NULL;
-    s->number = (long long)f->threads++;
+    int own = f->given[OWN] == Py_None ? 0 : truth_of(PyObject_CallNoArgs(f->given[OWN]));
+    s->number = (long long)f->threads++, s->busy = own > 0;
     s->object[CALLS] = PyList_New(0), s->object[MODULES] = PyList_New(0),
         s->object[FREE] = Py_NewRef(f->given[FREEING]);
-    int failed = !s->object[CALLS] || !s->object[MODULES] || PyDict_SetItem(all, f->key, (PyObject *)s);
+    int failed = own < 0 || !s->object[CALLS] || !s->object[MODULES] || PyDict_SetItem(all, f->key, (PyObject *)s);
     Py_DECREF(s); /* the thread keeps it */
     return failed ? NULL : s;
 }

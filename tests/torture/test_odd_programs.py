@@ -74,6 +74,37 @@ def test_garbage_may_call_a_model_wherever_it_is_collected(tmp_path: Path, seed:
     assert sum(call.name == "add" for call in first.ids()) >= 4 * 500
 
 
+WRITERS_GARBAGE = """
+import os, sys, threading, time, torch, ulpscope
+from torch import nn
+
+model, x, written, pwrite = nn.Linear(3, 3), torch.ones(4), threading.Event(), os.pwrite
+
+def collecting(*args):
+    if threading.current_thread().name == "ulpscope-writer" and not written.is_set():
+        written.set()
+        time.sleep(0.5)  # the step ends meanwhile, and waits for this thread
+        model(torch.ones(2, 3))  # as a finalizer would
+    return pwrite(*args)
+
+os.pwrite = collecting
+with ulpscope.capture(sys.argv[1], model=model, level="mix") as capture:
+    torch.add(x, 1)
+    assert written.wait(60), "nothing was written"
+    capture.step()
+    model(torch.ones(2, 3))
+"""
+
+
+@case("finalizers: that call a model on a thread of ours")
+def test_garbage_may_call_a_model_on_the_thread_that_writes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITERS_GARBAGE, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [call.name for call in ulpscope.open_dump(tmp_path / "run", step=0).ids()] == ["add"]
+    assert "linear" in [call.name for call in ulpscope.open_dump(tmp_path / "run", step=1).ids()]
+
+
 @case("threads: one that measures for long")
 def test_a_thread_that_measures_for_long_keeps_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_PATIENCE", 0.02)

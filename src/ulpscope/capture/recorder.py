@@ -15,6 +15,7 @@ from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
 from ulpscope.frameworks.base import Forward, Measurer, OpenCall, ThreadState
 from ulpscope.frameworks.threads import Threads
+from ulpscope.own_threads import is_own
 from ulpscope.records import PathStep, Phase, Role
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, VALUE_FIELDS
 from ulpscope.store.writer import DumpWriter
@@ -54,6 +55,7 @@ class Recorder(Threads):
             recorder=self,
             gate=self.gate,
             free=self.freeing(),
+            own=is_own,
             measurer=self.measurer,
             stacks=self._stacks,
             selection=self._selection,

@@ -20,6 +20,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -35,6 +36,7 @@ from ulpscope.config import CaptureConfig, capture_config
 from ulpscope.dtypes import DType
 from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.frameworks.base import OpenCall
+from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch import devices, npu, probe
 from ulpscope.frameworks.torch.finiteness import TorchFiniteness
 from ulpscope.frameworks.torch.overflow_flag import overflow_flag
@@ -114,8 +116,12 @@ class Capture:
     def _complete(self) -> None:
         """Everything found so far is on disk as a dump that reads as complete."""
         if self._writer.is_open:
-            self._writer.flush(self._manifest("complete"))
-            self._tell(finished=False)
+            with self._at_work():
+                self._writer.flush(self._manifest("complete"))
+                self._tell(finished=False)
+
+    def _at_work(self) -> AbstractContextManager[None]:
+        return at_work(self._recorder.state())
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -156,9 +162,9 @@ class Capture:
         self._switch_off()
         self._release()
         if self._writer.is_open:
-            self._recorder.measurer.finish_step()
-            self._writer.flush(self._manifest("complete"))
-            self._tell(finished=False)
+            with self._at_work():
+                self._recorder.measurer.finish_step()
+            self._complete()
 
     def _end_if_full(self) -> None:
         """A device may have told only now that as many calls overflowed as were allowed."""
@@ -346,9 +352,10 @@ class Capture:
         for name in self._selection.unmatched():
             self._recorder.note(f"nothing matched {name!r}")
             log.warning("step %d: nothing matched %r", self.current_step, name)
-        self._recorder.measurer.finish_step()
-        self._writer.close(self._manifest(state))
-        self._tell(finished=True)
+        with self._at_work():
+            self._recorder.measurer.finish_step()
+            self._writer.close(self._manifest(state))
+            self._tell(finished=True)
 
     def _tell(self, *, finished: bool) -> None:
         if self.on_dump is not None and self.dumps:

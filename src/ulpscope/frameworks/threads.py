@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ulpscope.frameworks.base import ThreadState
 from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, release
+from ulpscope.own_threads import is_own
 
 log = logging.getLogger(__name__)
 # Seconds that a thread waits for another before it asks whether that one still needs the gate.
 _PATIENCE = 2.0
+
+
+@contextlib.contextmanager
+def at_work(state: ThreadState) -> Iterator[None]:
+    """Our own code runs on a thread, and what happens there meanwhile is not the program's. Unlike `enter` this takes no lock,
+    which would be held while a thread of a device runs that may wait for it."""
+    busy, state.busy = state.busy, True
+    try:
+        yield
+    finally:
+        state.busy = busy
 
 
 class Threads:
@@ -35,7 +48,7 @@ class Threads:
             found: ThreadState = self._local.state
         except AttributeError:
             found = self._local.state = ThreadState(next(self._threads))
-            found.free = self.freeing()
+            found.free, found.busy = self.freeing(), is_own()
         return found
 
     def enter(self, state: ThreadState) -> bool:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ulpscope.errors import ConfigError, UlpscopeError
+from ulpscope.own_threads import OwnThread
 from ulpscope.replay.wire import BUSY, DUMP, FILES, KEPT, OVER, REFUSED, Line, Message, WireError, about
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class Sender:
         self._waiting: queue.Queue[tuple[Message, Path | None] | None] = queue.Queue(pending)
         self._current: tuple[Message, Path | None] | None = None
         self._reachable, self._closing = True, False
-        self._thread = threading.Thread(target=self._run, name="ulpscope-online", daemon=True)
+        self._thread = OwnThread(self._run, name="online")
         self._thread.start()
 
     def send(self, folder: Path, step: int, rank: int) -> None:
@@ -230,7 +231,7 @@ class TcpReceiver:
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, port))
         self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept, name="ulpscope-online", daemon=True)
+        self._thread = OwnThread(self._accept, name="online")
 
     def __enter__(self) -> TcpReceiver:
         self._thread.start()
@@ -265,7 +266,7 @@ class TcpReceiver:
             if not self._connections.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection, where[0]), daemon=True).start()
+            OwnThread(self._serve, connection, where[0], name="online").start()
 
     def _serve(self, connection: socket.socket, where: str) -> None:
         try:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
+from ulpscope.own_threads import OwnThread
 from ulpscope.store import layout
 from ulpscope.store.frames import Frames, split
 from ulpscope.store.ring import Ring, beside_streams
@@ -96,7 +97,7 @@ class DumpWriter:
             raise CaptureError(f"cannot write into {folder}: {error.strerror}{place}; choose another folder") from error
         self._folder = folder
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="ulpscope-writer", daemon=True)
+            thread = OwnThread(self._run, name="writer")
             try:
                 thread.start()
                 self._thread = thread

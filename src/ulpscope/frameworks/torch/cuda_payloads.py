@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ulpscope import native
 from ulpscope.frameworks.base import Sink
+from ulpscope.own_threads import OwnThread
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class CudaPayloads:
         with self._changed:
             self._parcels.append(parcel)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="ulpscope-payloads", daemon=True)
+                self._thread = OwnThread(self._run, name="payloads")
                 self._thread.start()
             self._changed.notify_all()
         return parcel.ticket

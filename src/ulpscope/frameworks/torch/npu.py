@@ -22,6 +22,7 @@ from ulpscope.config import read_config_file
 from ulpscope.dtypes import DType
 from ulpscope.errors import CaptureError, ConfigError, did_you_mean
 from ulpscope.frameworks.base import Observer, OpenCall
+from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch.tensors import leaves
 
 _CHOICES = {"dump_mode": ("output", "input", "all"), "dump_op_switch": ("off", "on")}
@@ -200,14 +201,9 @@ class KernelsBelow:
         taken = self._tried(lambda: copies.take(self._dump.npu, args, kwargs))
         result = func(*args, **kwargs)
         if taken:
-            state = self._observer.state()
-            # Not observer.enter: its lock would be held while the device's thread runs, which may wait for it.
-            busy, state.busy = state.busy, True
-            try:
+            with at_work(self._observer.state()):
                 if self._tried(lambda: self._repeat(func, copies)):
                     self._tell()
-            finally:
-                state.busy = busy
         return result
 
     def _repeat(self, func: Run, copies: _Copies) -> None:

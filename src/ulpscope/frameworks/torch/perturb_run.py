@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from ulpscope.frameworks.base import Observer, OpenCall
+from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch.names import UNINITIALISED, ApiNames
 from ulpscope.frameworks.torch.perturb import PERTURBATIONS, WIDENING, Arguments, float_tensors
 from ulpscope.frameworks.torch.tensors import leaves
@@ -181,16 +182,12 @@ class Perturber:
         return not any(callable(item) and not isinstance(item, plain) for item in (*args, *kwargs.values()))
 
     def _tried(self, call: OpenCall, action: Callable[[], Any]) -> Any:
-        state = self._observer.state()
-        # Not observer.enter: its lock would be held while a device's thread runs, which may wait for it.
-        busy, state.busy = state.busy, True
         try:
-            return action()
+            with at_work(self._observer.state()):
+                return action()
         except Exception as error:  # the hook border: the program goes on
             self._observer.trouble(f"{call.kind}.{call.name}", error)
             return None
-        finally:
-            state.busy = busy
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ class Room:
     """The limit of recursion, and what we added to it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may call a model in here
         self._threads = 0
         self._own = 0
         self._raised = 0

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
 from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.own_threads import OwnThread
 
 MakeMode = Callable[[ThreadState], Any]
 
@@ -100,7 +101,7 @@ class ThreadTap:
             _remove_dispatch_mode(kernel)
 
     def _new_thread(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.observer.active:
+        if self.observer.active and not isinstance(args[0], OwnThread):
             self.enter(self.observer.state())
         return original(*args, **kwargs)
 
