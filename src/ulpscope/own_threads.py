@@ -6,24 +6,63 @@ thread that writes the dump, that thread would wait for whoever waits for it.
 
 from __future__ import annotations
 
+import _thread
+import os
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 _here = threading.local()
+# Seconds.
+_BEGINS_WITHIN = 5
 
 
-class OwnThread(threading.Thread):
-    """Does `work(*args)`. The program does not wait for it at its end."""
+class OwnThread:
+    """Does `work(*args)`. The program does not wait for it at its end.
 
-    def __init__(self, work: Callable[..., Any], *args: Any, name: str) -> None:
-        super().__init__(target=work, args=args, name=f"ulpscope-{name}", daemon=True)
+    No `threading.Thread`: where a signal handler raises, that one can lose a thread that it has just started, or take one
+    that is at work for ended. Here each answer is one step."""
 
-    def run(self) -> None:
-        _here.is_own = True
-        super().run()
+    def __init__(self, work: Callable[..., Any], *args: Any) -> None:
+        self._work, self._args = work, args
+        self._process: int | None = None
+        self._called_at = 0.0
+        self._has_begun = self._is_over = False
+        self._end: SimpleQueue[None] = SimpleQueue()
+
+    def start(self) -> None:
+        """Raises RuntimeError where no thread is to be had."""
+        self._called_at, self._process = time.monotonic(), os.getpid()
+        _thread.start_new_thread(self._run, ())
+
+    def is_working(self) -> bool:
+        """In a forked child it is not. One that was called but has not come was interrupted before."""
+        here = self._process == os.getpid() and not self._is_over
+        return here and (self._has_begun or time.monotonic() < self._called_at + _BEGINS_WITHIN)
+
+    def join(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self.is_working() and time.monotonic() < until:
+            with suppress(Empty):
+                self._end.get(timeout=0.1)
+
+    def _run(self) -> None:
+        _here.thread, self._has_begun = self, True
+        try:
+            self._work(*self._args)
+        finally:
+            self._is_over = True
+            self._end.put(None)
+
+
+def here() -> OwnThread | None:
+    """The one that this code runs on."""
+    return getattr(_here, "thread", None)
 
 
 def is_own() -> bool:
     """Whether this code runs on such a thread."""
-    return getattr(_here, "is_own", False)
+    return here() is not None

@@ -137,6 +137,22 @@ print(json.dumps(same))
         assert all("uninitialised" in error for error in unmeasured)
 
 
+ENDS_AT_ONCE = """
+import atexit, json, os, sys, time
+ended = []
+atexit.register(lambda: print(json.dumps(time.monotonic() - ended[0])))  # the last to run
+import torch, ulpscope
+model = torch.nn.Linear(3, 3).to("npu")
+with ulpscope.capture(sys.argv[1], model=model):
+    model(torch.ones(2, 3, device="npu")).sum().backward()
+    ended.append(time.monotonic())
+"""
+
+
+def test_the_program_ends_after_the_engines_threads_are_done_with_our_hooks(tmp_path: Path) -> None:
+    assert run(ENDS_AT_ONCE, tmp_path / "run") >= 0.05
+
+
 def test_a_tensor_of_the_device_is_stored_bit_for_bit(tmp_path: Path) -> None:
     found = run(
         COMMON

@@ -18,6 +18,7 @@ from torch import nn
 
 import ulpscope
 from integration.runs import LEVELS
+from ulpscope.store.layout import find_places
 from ulpscope.store.ledger import ledger_path, read_ledger
 
 PROMISE = "the run is not changed"
@@ -182,3 +183,35 @@ def test_a_handler_may_compute_and_is_recorded(level: str, tmp_path: Path) -> No
         signal.setitimer(signal.ITIMER_REAL, 0)
     assert set(seen) == {6.0}
     assert ulpscope.open_dump(tmp_path).ending == "complete"
+
+
+@case("signals: a handler raises while a step begins or ends")
+@pytest.mark.parametrize("tensors", [False, True], ids=["statistics", "tensors"])
+@pytest.mark.parametrize("kind", [TooLong, KeyboardInterrupt, RuntimeError, TimeoutError])
+def test_a_handler_may_raise_while_dumps_are_opened_and_finished(
+    tmp_path: Path, kind: type[BaseException], tensors: bool
+) -> None:
+    model, alarm, caught = net(), Alarm(kind), 0
+    capture = ulpscope.Capture(tmp_path / "run", level="mix", tensors=tensors)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with handled(alarm):
+        for turn in range(100):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0004 + turn * 0.00005)
+                while alarm.rung == turn:
+                    capture.start(model)
+                    model(torch.ones(2, 4)).sum().backward()
+                    capture.stop()
+                    capture.step()
+            except kind as error:
+                assert error.args == ("enough",)
+                caught += 1
+    # Python itself forgives what is raised in a callback of a weak reference, and an OSError where it makes a folder.
+    assert alarm.rung == 100 and caught >= 95
+    capture.start(model)
+    still_records(capture, model, tmp_path / "run", "mix")
+    dumps = [ulpscope.open_dump(place.folder) for place in find_places(tmp_path / "run")]
+    assert {dump.ending for dump in dumps} == {"complete"}
+    assert all(len(list(dump.calls())) == len(dump) for dump in dumps)
+    assert not list((tmp_path / "run").glob(".*")), "a ring was left behind"
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors

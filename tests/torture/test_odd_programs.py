@@ -77,11 +77,12 @@ def test_garbage_may_call_a_model_wherever_it_is_collected(tmp_path: Path, seed:
 WRITERS_GARBAGE = """
 import os, sys, threading, time, torch, ulpscope
 from torch import nn
+from ulpscope.own_threads import is_own
 
 model, x, written, pwrite = nn.Linear(3, 3), torch.ones(4), threading.Event(), os.pwrite
 
 def collecting(*args):
-    if threading.current_thread().name == "ulpscope-writer" and not written.is_set():
+    if is_own() and not written.is_set():
         written.set()
         time.sleep(0.5)  # the step ends meanwhile, and waits for this thread
         model(torch.ones(2, 3))  # as a finalizer would

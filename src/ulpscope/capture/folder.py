@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ulpscope.errors import CaptureError
+from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.store import layout
 
 
@@ -45,10 +46,15 @@ def claim(run: Path, rank: int, token: str, *, overwrite: bool) -> int:
 
 def make_folder(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if (
+            not path.is_dir()
+        ):  # asked first: `mkdir` forgives every error where the folder is there, a signal handler's too
+            path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise CaptureError(f"cannot write into {path}: it exists and is no folder; choose another") from None
     except OSError as error:
+        if is_meant_for_the_program(error):
+            raise
         raise CaptureError(f"cannot write into {path}: {error.strerror}; choose another folder") from error
 
 
@@ -57,6 +63,8 @@ def _existing(run: Path) -> Iterator[layout.Place]:
         if run.is_dir():
             yield from layout.find_places(run)
     except OSError as error:
+        if is_meant_for_the_program(error):
+            raise
         raise CaptureError(f"cannot look into {run}: {error.strerror}; choose another folder") from error
 
 
@@ -64,5 +72,7 @@ def token_of(folder: Path) -> str | None:
     try:
         found = json.loads((folder / layout.MANIFEST).read_text(encoding="utf-8"))
         return found.get("run") if isinstance(found, dict) else None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as error:
+        if is_meant_for_the_program(error):
+            raise
         return None

@@ -36,6 +36,7 @@ from ulpscope.config import CaptureConfig, capture_config
 from ulpscope.dtypes import DType
 from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.frameworks.base import OpenCall
+from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch import devices, npu, probe
 from ulpscope.frameworks.torch.finiteness import TorchFiniteness
@@ -333,16 +334,17 @@ class Capture:
         self._recorder.measurer.begin_step()
         while True:
             folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
-            make_folder(folder.parent)
+            if folder not in self.dumps[-1:]:
+                self.dumps.append(folder)
             try:
                 self._writer.open(folder, self._manifest("open"))
-                break
-            except FolderTakenError:
+                return
+            except CaptureError as error:
+                self.dumps.pop()
                 # Another process of this run, of the same rank, was quicker; a folder just made has no manifest yet.
-                if token_of(folder) not in (self._run, None):
+                if not isinstance(error, FolderTakenError) or token_of(folder) not in (self._run, None):
                     raise
                 self._copy += 1
-        self.dumps.append(folder)
 
     def _finish_dump(self, state: str) -> None:
         if not self._writer.is_open:
@@ -362,6 +364,8 @@ class Capture:
             try:
                 self.on_dump(self.dumps[-1], finished)
             except Exception as error:  # the hook border: files in another format fail, the program goes on
+                if is_meant_for_the_program(error):
+                    raise
                 self._writer._fail(
                     f"recording ended: {error}; the program goes on, our own files are in {self.dumps[-1]}"
                 )

@@ -121,7 +121,7 @@ class Sender:
         self._waiting: queue.Queue[tuple[Message, Path | None] | None] = queue.Queue(pending)
         self._current: tuple[Message, Path | None] | None = None
         self._reachable, self._closing = True, False
-        self._thread = OwnThread(self._run, name="online")
+        self._thread = OwnThread(self._run)
         self._thread.start()
 
     def send(self, folder: Path, step: int, rank: int) -> None:
@@ -140,7 +140,7 @@ class Sender:
             with contextlib.suppress(queue.Full):
                 self._waiting.put(last, timeout=max(0.0, end - time.monotonic()))
         self._thread.join(max(0.0, end - time.monotonic()))
-        if self._thread.is_alive():
+        if self._thread.is_working():
             self._lose_pending()
         if self.lost:
             log.warning("the online check did not get %d of %d dumps", len(self.lost), len(self.lost) + self.sent)
@@ -231,7 +231,7 @@ class TcpReceiver:
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, port))
         self.port = int(self._listener.getsockname()[1])
-        self._thread = OwnThread(self._accept, name="online")
+        self._thread = OwnThread(self._accept)
 
     def __enter__(self) -> TcpReceiver:
         self._thread.start()
@@ -266,7 +266,7 @@ class TcpReceiver:
             if not self._connections.acquire(blocking=False):
                 connection.close()
                 continue
-            OwnThread(self._serve, connection, where[0], name="online").start()
+            OwnThread(self._serve, connection, where[0]).start()
 
     def _serve(self, connection: socket.socket, where: str) -> None:
         try:

@@ -3,6 +3,9 @@
 A finished call is one frame in the journal ring: its new strings, measures, sketches, values and its row, with the
 place of each in its table. The writer thread puts them there. After a kill the reader replays the frames that are
 left in the ring; doing a frame twice changes nothing.
+
+That thread also opens and finishes dumps: a handler of a signal can raise at any moment, but only on the main thread. Whoever
+is interrupted while it waits leaves work behind that is done all the same, and is waited for by the next that asks.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -22,7 +26,7 @@ from numpy.typing import NDArray
 
 from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
-from ulpscope.own_threads import OwnThread
+from ulpscope.own_threads import OwnThread, here
 from ulpscope.store import layout
 from ulpscope.store.frames import Frames, split
 from ulpscope.store.ring import Ring, beside_streams
@@ -35,6 +39,33 @@ ALIGN = 64
 _BLOCK = 4096
 _MEASURE_BYTES = native.ROW.itemsize
 _CHUNK = 4 << 20
+
+
+class _Job:
+    """Something for the thread to do, and what it raised. Waits by a SimpleQueue, which is C: an exception of a handler cannot
+    leave the lock of an Event behind."""
+
+    def __init__(self, work: Callable[..., None], *args: Any) -> None:
+        self._work, self._args = work, args
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self.is_done = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Once, however often it is asked for."""
+        if self.is_done:
+            return
+        try:
+            self._work(*self._args)
+        except BaseException as error:  # the border of a thread: whoever waits gets it
+            self.error = error
+        self.is_done = True
+        self._bell.put(None)
+
+    def wait(self) -> None:
+        """For a moment, or until it is done."""
+        with contextlib.suppress(Empty):
+            self._bell.get(timeout=0.1)
 
 
 class DumpWriter:
@@ -50,14 +81,16 @@ class DumpWriter:
         self._payload_bytes = payload_bytes
         self._lock = threading.Lock()
         self._drain_lock = threading.Lock()
-        self._wake = threading.Event()
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
+        # None wakes the thread.
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._last_job: _Job | None = None
         self._files: list[int] = []
         self._payload_file = self._direct_file = -1
         self._folder: Path | None = None
         # One thread at a time is inside: all of them hold the gate of the recorder.
-        self.frames = Frames(self._put_frame, self._wake.set)
+        self.frames = Frames(self._put_frame, self._wake)
         self._reset()
 
     def _reset(self) -> None:
@@ -69,6 +102,24 @@ class DumpWriter:
 
     def open(self, folder: Path, manifest: dict[str, Any]) -> None:
         """Starts a dump in a new folder. Raises CaptureError with what to do when that cannot be."""
+        first = not self._has_thread()
+        if first:
+            self._thread = OwnThread(self._run)
+            try:
+                self._thread.start()
+            except RuntimeError:
+                self._thread = (
+                    None  # none to be had here: the rings are emptied when they are full, and at the end of a step
+                )
+        try:
+            self._do(self._open, folder, manifest)
+        except CaptureError:
+            if first:
+                self._end_thread()
+                self._closed = False
+            raise
+
+    def _open(self, folder: Path, manifest: dict[str, Any]) -> None:
         self._reset()
         try:
             with beside_streams():
@@ -96,21 +147,18 @@ class DumpWriter:
             place = f" ({error.filename})" if error.filename else ""
             raise CaptureError(f"cannot write into {folder}: {error.strerror}{place}; choose another folder") from error
         self._folder = folder
-        if self._thread is None:
-            thread = OwnThread(self._run, name="writer")
-            try:
-                thread.start()
-                self._thread = thread
-            except RuntimeError:
-                pass  # no thread to be had here: the rings are emptied when they are full, and at the end of a step
 
     def close(self, manifest: dict[str, Any]) -> None:
         """Ends the dump: everything in its files, the manifest last."""
-        if self._folder is None:
-            return
+        if self.is_open:
+            if self.frames.pending or self.frames.pending_strings:
+                self.frames.commit(b"", b"")
+            self._do(self._close, manifest)
+
+    def _close(self, manifest: dict[str, Any]) -> None:
         folder = self._folder
-        if self.frames.pending or self.frames.pending_strings:
-            self.frames.commit(b"", b"")
+        if folder is None:
+            return
         self._drain(everything=True)
         self._folder = None
         with self._drain_lock:
@@ -148,6 +196,9 @@ class DumpWriter:
 
     def flush(self, manifest: dict[str, Any]) -> None:
         """Brings the dump into a state that reads as complete; more calls may follow."""
+        self._do(self._flush, manifest)
+
+    def _flush(self, manifest: dict[str, Any]) -> None:
         folder = self._folder
         if folder is None:
             return
@@ -161,14 +212,13 @@ class DumpWriter:
 
     @property
     def is_open(self) -> bool:
+        if self._last_job is not None:
+            self._finish(self._last_job)  # whoever asked for it may have been interrupted
         return self._folder is not None
 
     def shutdown(self) -> None:
         """Gives back the rings and the thread. The writer is of no use afterwards."""
-        self._closed = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5)
+        self._end_thread()
         self.frames.attach(None)  # a daemon thread of the program may be in the middle of a call
         with self._lock:
             rings = (self.journal, self.payloads)
@@ -176,6 +226,13 @@ class DumpWriter:
         for ring in rings:
             if ring is not None:
                 ring.close(keep=ring.waiting() > 0)
+
+    def _end_thread(self) -> None:
+        self._closed = True
+        self._wake()
+        if self._thread is not None:
+            self._thread.join(5)
+        self._thread = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -247,7 +304,7 @@ class DumpWriter:
                 done += size
             self._payload_size = offset + nbytes
             if ring.waiting() > ring.capacity // 4:
-                self._wake.set()
+                self._wake()
         return offset, nbytes
 
     def commit(self, row: list[int], values: bytes) -> None:
@@ -271,11 +328,11 @@ class DumpWriter:
         return True
 
     def _wait_for_space(self, ring: Ring, size: int) -> bool:
-        self._wake.set()
+        self._wake()
         while ring.free() < size:
             if self.failure:
                 return False
-            if self._thread is None or not self._thread.is_alive():
+            if not self._has_thread():
                 self._drain(everything=False)
             else:
                 time.sleep(0.0005)
@@ -283,11 +340,40 @@ class DumpWriter:
 
     # --- the writer thread --------------------------------------------------------------------------------------
 
+    def _do(self, work: Callable[..., None], *args: Any) -> None:
+        """Has the thread do something, and waits for it."""
+        job = self._last_job = _Job(work, *args)
+        self._jobs.put(job)
+        self._finish(job)
+        if job.error is not None:
+            raise job.error
+
+    def _finish(self, job: _Job) -> None:
+        while not job.is_done:
+            if not self._has_thread():
+                job.run()
+                continue
+            job.wait()
+            if self._jobs.empty():
+                self._jobs.put(job)  # whoever asked may have been interrupted before; doing it again does nothing
+
+    def _has_thread(self) -> bool:
+        thread = self._thread
+        return thread is not None and thread.is_working() and thread is not here()
+
+    def _wake(self) -> None:
+        if self._jobs.empty():
+            self._jobs.put(None)
+
     def _run(self) -> None:
-        while not self._closed:
-            self._wake.wait(0.2)
-            self._wake.clear()
-            if self._folder is not None:
+        while not self._closed or not self._jobs.empty():
+            try:
+                job = self._jobs.get(timeout=0.2)
+            except Empty:
+                job = None
+            if job is not None:
+                job.run()
+            elif self._folder is not None:
                 self._drain(everything=False)
 
     def _drain(self, *, everything: bool) -> None:

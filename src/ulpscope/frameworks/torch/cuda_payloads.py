@@ -3,16 +3,19 @@
 A tensor is copied on its own stream into one of a few slots on the device, so that whoever writes it afterwards cannot
 spoil it, and from there by a second stream into a bounded pool of pinned memory. A thread of ours waits for the bytes,
 leaves out those that are stored already and hands the rest to the writer. The training thread waits when the pool is
-full, and then only.
+full, and then only. Neither takes a lock, which an exception of a signal handler could leave behind: a parcel is on its way
+once it is in the queue, and its room is free again once it is out of it.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -30,16 +33,17 @@ _SLOT_BYTES = 32 << 20
 # Less than this goes straight to the pool, on the stream it is used on.
 _SMALL = 256 << 10
 _ALIGN = 4096
+_IDLE_SECONDS = 30
 
 
 @dataclass(slots=True)
 class _Parcel:
-    """One tensor on its way; `start` and `held` say where it lies in the pool, and how much room it took."""
+    """One tensor on its way. `start` is its place in the pool, `taken` how much had been taken of it, ever, with this one."""
 
     ticket: int
     start: int
     nbytes: int
-    held: int
+    taken: int
     event: Any
 
 
@@ -56,12 +60,14 @@ class CudaPayloads:
         self._slot_events: list[Any] = []
         self._turn = itertools.cycle(range(_SLOTS))
         self._tickets = itertools.count()
-        self._head = self._used = 0
-        self._changed = threading.Condition()
+        # Bytes of the pool that were taken and are free again, ever.
+        self._freed = 0
         self._parcels: deque[_Parcel] = deque()
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._done: SimpleQueue[None] = SimpleQueue()
         self._places: dict[int, Place | None] = {}
         self._stored: dict[bytes, Place] = {}
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
 
     def begin_step(self) -> None:
         """Places belong to one dump."""
@@ -70,7 +76,7 @@ class CudaPayloads:
 
     def send(self, value: Tensor, nbytes: int) -> int:
         """Queues the copying of a tensor as it is now; returns a ticket for `place`. It must not be larger than the pool."""
-        start, held = self._room(nbytes)
+        start, taken = self._room(nbytes)
         target = self._pool[start : start + nbytes]
         if self._stream is None:
             target.copy_(_bytes_of(value))
@@ -81,20 +87,15 @@ class CudaPayloads:
             event.record()
         else:
             event = self._by_slots(_bytes_of(value), target)
-        parcel = _Parcel(next(self._tickets), start, nbytes, held, event)
-        with self._changed:
-            self._parcels.append(parcel)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = OwnThread(self._run, name="payloads")
-                self._thread.start()
-            self._changed.notify_all()
+        parcel = _Parcel(next(self._tickets), start, nbytes, taken, event)
+        self._parcels.append(parcel)
+        self._call_thread()
         return parcel.ticket
 
     def place(self, ticket: int) -> Place | None:
         """Where the payload of a ticket is stored, once it is; None when it could not be."""
-        with self._changed:
-            self._changed.wait_for(lambda: ticket in self._places)
-            return self._places.pop(ticket)
+        self._wait(lambda: ticket in self._places)
+        return self._places.pop(ticket)
 
     def _by_slots(self, source: Tensor, target: Tensor) -> Any:
         assert self._stream is not None
@@ -119,40 +120,55 @@ class CudaPayloads:
         return done
 
     def _room(self, nbytes: int) -> tuple[int, int]:
-        """Takes a stretch of the pool; waits while it is full."""
+        """Where the next stretch of the pool begins, and what will have been taken with it; waits while there is no room."""
+        try:
+            before = self._parcels[-1].taken
+        except IndexError:
+            before = self._freed
         size = self._pool.numel()
+        at = before % size
         wanted = -(-nbytes // _ALIGN) * _ALIGN
-        skipped = size - self._head if self._head + wanted > size else 0
-        with self._changed:
-            self._changed.wait_for(lambda: self._used + wanted + skipped <= size or not self._used)
-            if not self._used:
-                self._head, skipped = 0, 0
-            start = 0 if skipped else self._head
-            self._head = start + wanted
-            self._used += wanted + skipped
-        return start, wanted + skipped
+        skipped = size - at if at + wanted > size else 0
+        taken = before + skipped + wanted
+        self._wait(lambda: taken - self._freed <= size or not self._parcels)
+        return (0 if skipped else at), taken
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            self._call_thread()
+            with suppress(Empty):
+                self._done.get(timeout=0.1)
+
+    def _call_thread(self) -> None:
+        if self._thread is None or not self._thread.is_working():
+            self._thread = OwnThread(self._run)
+            self._thread.start()
+        if self._wake.empty():
+            self._wake.put(None)
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._changed.wait_for(lambda: self._parcels, timeout=30):
-                    self._thread = None
-                    return
-                parcel = self._parcels.popleft()
-            place = None
-            try:
-                if parcel.event is not None:
-                    parcel.event.synchronize()
-                place = self._stored_place(self._pool.data_ptr() + parcel.start, parcel.nbytes)
-            except Exception as error:  # the border of a thread: whoever waits for the ticket must be answered
-                log.warning("a tensor could not be stored: %s", error)
-            finally:
-                with self._changed:
-                    self._places[parcel.ticket] = place
-                    self._used -= parcel.held
-                    self._changed.notify_all()
+        with suppress(Empty):  # the next parcel starts another thread
+            while True:
+                self._wake.get(timeout=_IDLE_SECONDS)
+                while self._parcels:
+                    self._store(self._parcels[0])
+
+    def _store(self, parcel: _Parcel) -> None:
+        place = None
+        try:
+            if parcel.event is not None:
+                parcel.event.synchronize()
+            place = self._stored_place(self._pool.data_ptr() + parcel.start, parcel.nbytes)
+        except Exception as error:  # the border of a thread: whoever waits for the ticket must be answered
+            log.warning("a tensor could not be stored: %s", error)
+        finally:
+            self._places[parcel.ticket] = place
+            self._freed = parcel.taken
+            self._parcels.popleft()
+            if self._done.empty():
+                self._done.put(None)
 
     def _stored_place(self, pointer: int, nbytes: int) -> Place | None:
         mark = native.fingerprint(pointer, 1, (nbytes,), None)

@@ -6,7 +6,9 @@ begins, an older one when it first calls a module.
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -19,9 +21,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
 from ulpscope.frameworks.torch.codeswap import CodeSwap
-from ulpscope.own_threads import OwnThread
 
 MakeMode = Callable[[ThreadState], Any]
+# Seconds.
+_SETTLING = 0.05
+
+
+class _Settling:
+    """A thread of torch's engine lets go of our hooks a little after the pass in which they ran. It needs Python for that, and
+    aborts the program where that has just ended: so the program ends this much later than its last pass."""
+
+    def __init__(self) -> None:
+        self.end = 0.0
+        atexit.register(self.wait)
+
+    def wait(self) -> None:
+        time.sleep(max(0.0, self.end - time.monotonic()))
+
+
+_settling = _Settling()
 
 
 class ThreadTap:
@@ -101,7 +119,7 @@ class ThreadTap:
             _remove_dispatch_mode(kernel)
 
     def _new_thread(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.observer.active and not isinstance(args[0], OwnThread):
+        if self.observer.active:
             self.enter(self.observer.state())
         return original(*args, **kwargs)
 
@@ -116,6 +134,7 @@ class ThreadTap:
             with mode:
                 return original(*args, **kwargs)
         finally:
+            _settling.end = time.monotonic() + _SETTLING
             del state.calls[depth:]  # a node that raised has left its call there
             self._after_backward()
 
