@@ -20,6 +20,10 @@ _here = threading.local()
 _BEGINS_WITHIN = 5
 
 
+class NoThreadError(RuntimeError):
+    """This process may not have another thread."""
+
+
 class OwnThread:
     """Does `work(*args)`. The program does not wait for it at its end.
 
@@ -34,9 +38,14 @@ class OwnThread:
         self._end: SimpleQueue[None] = SimpleQueue()
 
     def start(self) -> None:
-        """Raises RuntimeError where no thread is to be had."""
+        """Raises NoThreadError where none is to be had."""
         self._called_at, self._process = time.monotonic(), os.getpid()
-        _thread.start_new_thread(self._run, ())
+        try:
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # a signal handler's, from a frame of its own
+            raise NoThreadError(str(error)) from None
 
     def is_working(self) -> bool:
         """In a forked child it is not. One that was called but has not come was interrupted before."""

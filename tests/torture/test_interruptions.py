@@ -18,6 +18,7 @@ from torch import nn
 
 import ulpscope
 from integration.runs import LEVELS
+from integration.test_torch_untouched import assert_untouched, survey
 from ulpscope.store.layout import find_places
 from ulpscope.store.ledger import ledger_path, read_ledger
 
@@ -192,7 +193,7 @@ def test_a_handler_may_raise_while_dumps_are_opened_and_finished(
     tmp_path: Path, kind: type[BaseException], tensors: bool
 ) -> None:
     model, alarm, caught = net(), Alarm(kind), 0
-    capture = ulpscope.Capture(tmp_path / "run", level="mix", tensors=tensors)
+    capture, untouched = ulpscope.Capture(tmp_path / "run", level="mix", tensors=tensors), survey(model)
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     with handled(alarm):
         for turn in range(100):
@@ -210,6 +211,7 @@ def test_a_handler_may_raise_while_dumps_are_opened_and_finished(
     assert alarm.rung == 100 and caught >= 95
     capture.start(model)
     still_records(capture, model, tmp_path / "run", "mix")
+    assert_untouched(untouched, survey(model))
     dumps = [ulpscope.open_dump(place.folder) for place in find_places(tmp_path / "run")]
     assert {dump.ending for dump in dumps} == {"complete"}
     assert all(len(list(dump.calls())) == len(dump) for dump in dumps)

@@ -135,7 +135,11 @@ class Capture:
                 if not any(item is known for known in self._models):
                     self._models.append(item)
                     self._probe = None if not self.started else self._probe
+        if self._probe is not None:
+            self._probe.tidy(sys._getframe(1))
         if self.started:
+            if not self._recorder.active:  # a stop that a signal handler interrupted
+                self._switch_on(eager=False)
             return self
         with _on_lock:
             other = _on[0]() if _on else None
@@ -147,6 +151,7 @@ class Capture:
             self._switch_on(eager=self._steps is None)
         except BaseException:
             self._release()
+            self._switch_off()
             self._was_on = False
             raise
         atexit.register(self.close)
@@ -275,10 +280,11 @@ class Capture:
             self._recorder.active = True
 
     def _switch_off(self) -> None:
-        if self._recorder.active and self._probe is not None:
-            with self._recorder.gate:
-                self._finish_calls(self._probe)
-                self._recorder.active = False
+        if self._probe is not None:
+            if self._recorder.active:
+                with self._recorder.gate:
+                    self._finish_calls(self._probe)
+                    self._recorder.active = False
             self._probe.remove()
         if self._steps is not None and self.started:
             self._steps.install()

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
-from ulpscope.own_threads import OwnThread, here
+from ulpscope.own_threads import NoThreadError, OwnThread, here
 from ulpscope.store import layout
 from ulpscope.store.frames import Frames, split
 from ulpscope.store.ring import Ring, beside_streams
@@ -107,10 +107,8 @@ class DumpWriter:
             self._thread = OwnThread(self._run)
             try:
                 self._thread.start()
-            except RuntimeError:
-                self._thread = (
-                    None  # none to be had here: the rings are emptied when they are full, and at the end of a step
-                )
+            except NoThreadError:  # the rings are emptied when they are full, and at the end of a step
+                self._thread = None
         try:
             self._do(self._open, folder, manifest)
         except CaptureError:

@@ -51,8 +51,10 @@ class CompiledTap:
             handler = sys.modules["torch._dynamo.callback"].callback_handler
             setattr(self._dynamo, _FIRST, self._first)
             setattr(self._dynamo, _LAST, self._last)
-            handler.remove_start_callback(self._begin_compiling)
-            handler.remove_end_callback(self._end_compiling)
+            if self._begin_compiling in handler.start_callbacks:
+                handler.remove_start_callback(self._begin_compiling)
+            if self._end_compiling in handler.end_callbacks:
+                handler.remove_end_callback(self._end_compiling)
             self._dynamo = None
 
     def _compile(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,9 +83,9 @@ class CompiledTap:
             or not all(hasattr(dynamo, name) for name in (_FIRST, _LAST, "skip_code"))
         ):
             return
-        self._dynamo = dynamo
         dynamo.skip_code(CompiledTap._set_first.__code__)
         self._first, self._last = getattr(dynamo, _FIRST), getattr(dynamo, _LAST)
+        self._dynamo = dynamo
         setattr(dynamo, _FIRST, self._set_first)
         setattr(dynamo, _LAST, self._set_last)
         callback.callback_handler.register_start_callback(self._begin_compiling)

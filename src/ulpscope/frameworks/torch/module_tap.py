@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -249,12 +250,21 @@ def drop_ended(state: ThreadState, caller: FrameType | None) -> None:
         state.calls.clear()
 
 
+@dataclass(slots=True)
+class _Watched:
+    """A parameter, and whether it had no hooks of the program's."""
+
+    value: Tensor
+    is_first: bool
+    is_hooked: bool = False
+
+
 class ParameterGradients:
     """Gradients of parameters after they were accumulated, one record per module and backward pass."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
-        self._watched: dict[int, tuple[Tensor, Any, bool]] = {}
+        self._watched: dict[int, _Watched] = {}
         self._owners: dict[int, list[tuple[str, str]]] = {}
         self._open: dict[str, tuple[OpenCall, set[str]]] = {}
         self._sizes: dict[str, int] = {}
@@ -266,31 +276,39 @@ class ParameterGradients:
         for key, value in _parameters(module):
             if value is None or not value.requires_grad or not value.is_leaf:
                 continue
+            watched = self._watched.get(id(value))
+            if watched is None:
+                watched = self._watched[id(value)] = _Watched(value, value._post_accumulate_grad_hooks is None)
+            if not watched.is_hooked:
+                if not self._hooks(value):
+                    value.register_post_accumulate_grad_hook(self._hook)
+                watched.is_hooked = True
             owners = self._owners.setdefault(id(value), [])
-            if (call.name, key) in owners:
-                continue
-            owners.append((call.name, key))
-            self._sizes[call.name] = self._sizes.get(call.name, 0) + 1
-            if id(value) not in self._watched:
-                fresh = value._post_accumulate_grad_hooks is None
-                handle = value.register_post_accumulate_grad_hook(self._hook)
-                self._watched[id(value)] = (value, handle, fresh)
+            if (call.name, key) not in owners:
+                owners.append((call.name, key))
+                self._sizes[call.name] = self._sizes.get(call.name, 0) + 1
 
     def remove(self) -> None:
         with _no_functions():  # a mode of the program's would hear each of them
-            for value, _, _ in list(self._watched.values()):
-                self.release(value)
+            for watched in list(self._watched.values()):
+                self.release(watched.value)
         self._owners.clear()
+        self._sizes.clear()
 
     def release(self, value: Tensor) -> None:
-        found = self._watched.pop(id(value), None)
-        if found is not None:
-            _, handle, fresh = found
-            handle.remove()
-            if fresh and not value._post_accumulate_grad_hooks:
+        watched = self._watched.get(id(value))
+        if watched is not None:
+            for key in self._hooks(value):
+                del value._post_accumulate_grad_hooks[key]
+            if watched.is_first and not value._post_accumulate_grad_hooks:
                 value._post_accumulate_grad_hooks = None  # type: ignore[assignment]
             for owner, _ in self._owners.pop(id(value), ()):
                 self._sizes[owner] -= 1
+            self._watched.pop(id(value), None)
+
+    def _hooks(self, value: Tensor) -> list[int]:
+        """Where our hook is among those of a parameter. Asked for, not remembered: what remembers can be interrupted."""
+        return [key for key, hook in (value._post_accumulate_grad_hooks or {}).items() if hook is self._hook]
 
     def flush(self) -> None:
         for opened, _ in self._open.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.frameworks.base import Observer, OpenCall
@@ -17,22 +18,23 @@ class OptimizerTap:
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
-        self._handles: list[Any] = []
 
     def finish_step(self) -> None:
         """Closes an optimizer step that is still open: whoever counts steps may come before us."""
         self._after(None, None, None)
 
     def install(self) -> None:
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for hooks, ours in (
+            (optimizers._global_optimizer_pre_hooks, self._before),
+            (optimizers._global_optimizer_post_hooks, self._after),
+        ):
+            # Looked for, not remembered: what remembers can be interrupted.
+            for key in [key for key, hook in hooks.items() if hook == ours]:
+                del hooks[key]
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         observer = self.observer

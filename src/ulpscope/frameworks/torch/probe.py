@@ -113,6 +113,7 @@ class TorchProbe:
         self._installed: list[Any] = []
 
     def install(self) -> None:
+        self.remove()  # nothing, unless an exception of a signal handler came between
         try:
             for tap in (
                 self.modules,
@@ -130,7 +131,8 @@ class TorchProbe:
 
     def remove(self) -> None:
         while self._installed:
-            self._installed.pop().remove()
+            self._installed[-1].remove()  # which may be interrupted, and is asked again then
+            self._installed.pop()
 
     def _swap_tensors(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch exchanges two tensors only if nothing else refers to them."""
