@@ -325,3 +325,20 @@ def test_a_strict_interpreter_in_a_poor_locale(tmp_path: Path) -> None:
     assert b"ulpscope" not in ended.stderr and b"Warning" not in ended.stderr, ended.stderr[-2000:]
     (dump,) = whole_dumps(tmp_path / "run", 1)
     assert "Ünïcode" in {call.name for call in dump.ids()}
+
+
+STARTS_NOTHING = """
+import platform, subprocess, sys, torch, ulpscope
+def refuse(*args, **kwargs): raise AssertionError(f"a process was started: {args}")
+real, subprocess.Popen = subprocess.Popen, refuse
+with ulpscope.capture(sys.argv[1], model=torch.nn.Linear(2, 2)): torch.ones(2).sin()
+subprocess.Popen = real
+assert ulpscope.open_dump(sys.argv[1]).manifest.environment["host"]["system"] == platform.platform()
+"""
+
+
+@case("process: starts no other")
+def test_a_capture_starts_no_process(tmp_path: Path) -> None:
+    """A fork costs a process with a device in it much, and an exception in the middle of it leaves descriptors behind."""
+    done = subprocess.run([sys.executable, "-c", STARTS_NOTHING, tmp_path / "run"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

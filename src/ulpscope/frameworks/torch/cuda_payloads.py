@@ -71,6 +71,7 @@ class CudaPayloads:
 
     def begin_step(self) -> None:
         """Places belong to one dump."""
+        self._wait(lambda: not self._parcels)  # one whose sender was interrupted, and of whom nobody knows
         self._stored.clear()
         self._places.clear()
 

@@ -84,7 +84,7 @@ def environment() -> dict[str, Any]:
             },
         },
         "host": {
-            "system": platform.platform(),
+            "system": _system(),
             "machine": platform.machine(),
             "cpu": torch.backends.cpu.get_cpu_capability(),
         },
@@ -113,6 +113,14 @@ def environment() -> dict[str, Any]:
         "seeds": {"torch": torch.initial_seed()},
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+
+
+def _system() -> str:
+    """As `platform.platform()` says it, which starts a process to find out."""
+    if not sys.platform.startswith("linux"):
+        return platform.platform()
+    about = os.uname()
+    return "-".join([about.sysname, about.release, about.machine, "with", "".join(platform.libc_ver())])
 
 
 def _number(variable: str, default: int) -> int:
