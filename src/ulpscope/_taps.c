@@ -20,7 +20,7 @@ static const char *const spelling[WORDS] = {
     "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe",
         "code",
     "untyped_storage", "resizable", "start", "stop", "step", "names", "of", "__name__", "_is_fx_tracing_flag", "alone",
-    "_parameters", "watch", "_around", "grad",
+    "_parameters", "is_leaf", "_post_accumulate_grad_hooks", "_around", "grad",
 };
 
 /* --- small things ------------------------------------------------------------------------------------------------ */
@@ -393,7 +393,11 @@ static int execute(PyObject *module) {
            add_type(module, "Arrival", &arrival_spec, NULL);
 }
 static PyMethodDef functions[] = {{"split", split, METH_VARARGS, "Takes frames apart."}, {"learn", learn, METH_O,
-    "Finds out how to ask tensors without Python; whether that can be done."}, {NULL, NULL, 0, NULL}};
+    "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_graph", learn_graph, METH_O,
+    "The same of the graph."}, {"function_state", function_state, METH_NOARGS, "What a thread hears of, or -1."},
+    {"learn_silence", learn_silence, METH_O, "That state where nothing is heard; whether it can be set without Python."},
+    {"enter_hook", enter_hook, METH_VARARGS, "Puts a hook into the table of a node; around torch's own way."},
+    {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_methods = functions,
     .m_slots = slots};

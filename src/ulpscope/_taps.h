@@ -17,8 +17,8 @@ enum {
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
     SITE_SIGN, FAST, KIND, NAME, QUIET, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
-        UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, NAMES_OF, OF, TYPE_NAME, TRACING_FLAG, ALONE, OWN_PARAMETERS, WATCH,
-        AROUND, GRAD, WORDS
+        UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, NAMES_OF, OF, TYPE_NAME, TRACING_FLAG, ALONE, OWN_PARAMETERS, IS_LEAF,
+        ACCUMULATED_HOOKS, AROUND, GRAD, WORDS
 };
 extern PyObject *word[WORDS];
 #define GET(object, name) PyObject_GetAttr(object, word[name])
@@ -156,6 +156,21 @@ int tensor_layout(Direct *);
 int tensor_is_view(Direct *);
 int64_t tensor_output(Direct *);
 PyObject *learn(PyObject *module, PyObject *samples);
+PyObject *learn_graph(PyObject *module, PyObject *samples);
+PyObject *function_state(PyObject *module, PyObject *none);
+PyObject *learn_silence(PyObject *module, PyObject *silent);
+int is_graph_known(void);
+void *tensor_impl(PyObject *value);
+void *tensor_node(void *impl);
+uint64_t node_sequence(const void *node);
+size_t node_children(const void *node);
+void *node_child(const void *node, size_t at, uint32_t *number);
+void *node_leaf(const void *node); /* the implementation of its variable, of a node that accumulates a gradient */
+PyObject *node_hang(void *node, int before, PyObject *hook);
+int64_t next_sequence(void); /* -1 where only Python can say */
+int unhear(int *was);
+void hear(int was);
+int is_grad_on(void); /* -1 where only Python can say */
 
 /* Of _taps_numbers.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
@@ -199,8 +214,13 @@ int enter(Fast *, State *);
 void leave(Fast *, State *);
 int border(Fast *, PyObject *kind, PyObject *name, int is_backward);
 State *state_here(Fast *);
-PyObject *unheard(Fast *);
-void heard_again(PyObject *);
+typedef struct {
+    PyObject *made;
+    int native, was;
+} Quiet;
+int unheard(Fast *, Quiet *);
+void heard_again(Quiet *);
+int64_t sequence_now(Fast *);
 int follows(Fast *, Call *);
 
 /* Of _taps_gauge.c. */
@@ -210,8 +230,9 @@ int is_lane(PyObject *);
 /* Of _taps_backward.c. */
 typedef struct Edges Edges;
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
-Edges *edges_of(Fast *, PyObject *args, PyObject *kwargs, int peek);
+Edges *edges_of(Fast *, PyObject *args, PyObject *kwargs, int peek, int native);
 void drop_passes(Fast *);
+PyObject *enter_hook(PyObject *module, PyObject *all);
 PyObject *fast_hook(Fast *, PyObject *args);
 PyObject *fast_edges(Fast *, PyObject *args);
 PyObject *fast_arm(Fast *, PyObject *args);

@@ -24,7 +24,7 @@ static void forward_drop(Forward *w) {
 /* Our own code inside a node: 1 when it may run; 0 when not, which is no error. */
 typedef struct {
     State *state;
-    PyObject *quiet;
+    Quiet quiet;
 } Inside;
 static int inside(Fast *f, Inside *in) {
     int active = truth_of(GET(f->given[RECORDER], ACTIVE));
@@ -32,13 +32,13 @@ static int inside(Fast *f, Inside *in) {
     in->state = state_here(f);
     int entered = in->state ? enter(f, in->state) : -1;
     if (entered <= 0) return entered;
-    if ((in->quiet = unheard(f))) return 1;
+    if (!unheard(f, &in->quiet)) return 1;
     leave(f, in->state);
     return -1;
 }
 static PyObject *outside(Fast *f, Inside *in, const Forward *w, int failed) {
     if (failed) failed = border(f, w->kind, w->name, 1);
-    heard_again(in->quiet);
+    heard_again(&in->quiet);
     leave(f, in->state);
     if (failed) return NULL;
     Py_RETURN_NONE;
@@ -270,15 +270,29 @@ PyObject *fast_finish_pass(Fast *f, PyObject *state) {
 
 /* --- edges ------------------------------------------------------------------------------------------------------- */
 
+/* Nodes are objects of Python, or, where the graph can be read without it, torch's own; then nothing of Python is made for them. */
 typedef struct {
-    PyObject *node, *path; /* the tensor itself where it is a leaf */
-    int64_t number;        /* -1 for a leaf */
+    void *node; /* of a leaf, the tensor, or its implementation */
+    PyObject *path;
+    int64_t number;    /* -1 for a leaf */
+    uint64_t sequence; /* of torch's own: another node may have come to lie where it was */
 } Edge;
 struct Edges {
     PyObject_HEAD
     Edge *list;
     size_t count, room;
+    char native;
 };
+/* The node that made a tensor, or NULL where there is none; -1 after an error. With a node of Python comes a reference. */
+static int node_of(PyObject *value, Direct *direct, int native, void **node) {
+    int safe = native && direct && !(direct->version && tensor_is_view(direct));
+    PyObject *found = safe ? NULL : GET(value, GRAD_FN); /* which may make torch rebuild it, and raise */
+    if (!safe && !found) return -1;
+    if (native) *node = found == Py_None ? NULL : tensor_node(tensor_impl(value));
+    else *node = found == Py_None ? NULL : Py_NewRef(found);
+    Py_XDECREF(found);
+    return 0;
+}
 static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek) {
     Direct d;
     int direct = is_tensor(f, value) ? is_direct(f, value, &d) : 0;
@@ -289,13 +303,19 @@ static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek
         if (view < 0) return -1;
         if (view && (direct ? (int64_t)d.version : number_of(GET(value, VERSION)))) return PyErr_Occurred() ? -1 : 0;
     }
-    PyObject *node = GET(value, GRAD_FN);
-    if (!node || grow(&e->list, &e->room, e->count + 1, sizeof *e->list)) { Py_XDECREF(node); return -1; }
-    Edge *edge = e->list + e->count++;
-    *edge = (Edge){node, Py_NewRef(path), -1};
-    if (node == Py_None) set_ref(&edge->node, Py_NewRef(value));
-    else edge->number = direct ? tensor_output(&d) : number_of(GET(value, OUTPUT_NR));
-    return PyErr_Occurred() ? -1 : 0;
+    Edge edge = {.number = -1};
+    if (node_of(value, direct ? &d : NULL, e->native, &edge.node)) return -1;
+    int leaf = !edge.node;
+    if (leaf) edge.node = e->native ? tensor_impl(value) : Py_NewRef(value);
+    else edge.number = direct ? tensor_output(&d) : number_of(GET(value, OUTPUT_NR));
+    if (e->native && !leaf) edge.sequence = node_sequence(edge.node);
+    if (PyErr_Occurred() || grow(&e->list, &e->room, e->count + 1, sizeof *e->list)) {
+        if (!e->native) Py_DECREF((PyObject *)edge.node);
+        return -1;
+    }
+    edge.path = Py_NewRef(path);
+    e->list[e->count++] = edge;
+    return 0;
 }
 typedef struct {
     Edges *edges;
@@ -306,11 +326,12 @@ static int add_leaf(Fast *f, void *to, PyObject *path, PyObject *leaf) {
     int tensor = is_tensor(f, leaf) ? 1 : is_plain(f, leaf) ? 0 : PyObject_IsInstance(leaf, f->given[TENSOR]);
     return tensor <= 0 ? tensor : add_edge(f, how->edges, leaf, path, how->peek);
 }
-Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek) {
+Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek, int native) {
     Edges *e = (Edges *)PyType_GenericAlloc(edges_type, 0);
     Adding how = {e, peek};
     PyObject *key, *value, *path;
     int failed = !e;
+    if (e) e->native = (char)native;
     for (Py_ssize_t at = 0, size = PyTuple_Size(args); !failed && at < size; at++) {
         if (is_plain(f, value = PyTuple_GetItem(args, at))) continue;
         path = Py_BuildValue("(n)", at);
@@ -328,18 +349,21 @@ Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek) {
 }
 static void edges_dealloc(Edges *e) {
     PyTypeObject *type = Py_TYPE(e);
-    for (size_t i = 0; i < e->count; i++) Py_DECREF(e->list[i].node), Py_DECREF(e->list[i].path);
+    for (size_t i = 0; i < e->count; i++) {
+        if (!e->native) Py_DECREF((PyObject *)e->list[i].node);
+        Py_DECREF(e->list[i].path);
+    }
     free(e->list);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(e);
     Py_DECREF(type);
 }
-/* As backward.py has them. */
+/* As backward.py has them; of nodes of Python. */
 static PyObject *edges_table(Edges *e, PyObject *none) {
     PyObject *table = PyDict_New();
     for (size_t i = 0; table && i < e->count; i++) {
         Edge *edge = e->list + i;
-        PyObject *key = edge->number < 0 ? PyLong_FromVoidPtr(edge->node) : Py_BuildValue("(OL)", edge->node,
-            (long long)edge->number);
+        PyObject *key = edge->number < 0 ? PyLong_FromVoidPtr(edge->node) : Py_BuildValue("(OL)",
+            (PyObject *)edge->node, (long long)edge->number);
         PyObject *paths = key ? PyDict_GetItemWithError(table, key) : NULL, *made = paths ? Py_NewRef(paths) :
             PyList_New(0);
         if (!key || !made || PyList_Append(made, edge->path) || (!paths && PyDict_SetItem(table, key, made)))
@@ -353,44 +377,76 @@ static PyMethodDef edges_methods[] = {{"table", (PyCFunction)edges_table, METH_N
 static PyType_Slot edges_slots[] = {{Py_tp_dealloc, edges_dealloc}, {Py_tp_methods, edges_methods}, {0, NULL}};
 PyType_Spec edges_spec = {"ulpscope._taps.Edges", sizeof(Edges), 0, Py_TPFLAGS_DEFAULT, edges_slots};
 
+/* What a node leads to. */
+typedef struct {
+    void *node;
+    PyObject *list; /* of Python */
+    size_t count;
+} Children;
+static int children_of(void *node, int native, Children *to) {
+    *to = (Children){node, native ? NULL : GET((PyObject *)node, NEXT_FUNCTIONS), 0};
+    if (!native && !to->list) return -1;
+    to->count = native ? node_children(node) : (size_t)PyTuple_Size(to->list);
+    return 0;
+}
+typedef struct {
+    void *node; /* NULL where there is none */
+    int64_t number;
+    uint64_t sequence;
+} Child;
+static int child_at(const Children *of, size_t at, Child *to) {
+    if (of->list) {
+        PyObject *pair = PyTuple_GetItem(of->list, (Py_ssize_t)at), *node = PyTuple_GetItem(pair, 0);
+        *to = (Child){node == Py_None ? NULL : node, PyLong_AsLongLong(PyTuple_GetItem(pair, 1)), 0};
+        if (to->node) to->sequence = (uint64_t)number_of(ASK(node, SEQUENCE_NR));
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    uint32_t number;
+    to->node = node_child(of->node, at, &number), to->number = number;
+    to->sequence = to->node ? node_sequence(to->node) : 0;
+    return 0;
+}
 /* Which argument an edge to `child` is: its place in the list, -1 for none, -2 after an error. `turn` counts how often it
  * was met, where each may stand for one of several arguments. */
-static int find_edge(const Edges *e, PyObject *child, uint64_t sequence, PyObject *number, int turn) {
+static int find_edge(const Edges *e, const Child *child, int turn) {
     if (!e->count) return -1;
-    PyObject *target = child, *variable = NULL;
-    int64_t place = -1;
-    if (sequence == LEAF && !(variable = GET(child, VARIABLE))) {
+    void *target = child->node, *variable = NULL;
+    if (child->sequence == LEAF && e->native) variable = node_leaf(child->node);
+    else if (child->sequence == LEAF && !(variable = GET((PyObject *)child->node, VARIABLE))) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -2;
         PyErr_Clear(); /* a node that only says that there is no gradient */
     }
+    int64_t number = variable ? -1 : child->number;
     if (variable) target = variable;
-    else place = PyLong_AsLongLong(number);
     int last = -1;
     for (size_t i = 0; i < e->count; i++)
-        if (e->list[i].node == target && e->list[i].number == place) {
+        if (e->list[i].node == target && e->list[i].number == number && (!e->native || variable ||
+            e->list[i].sequence == child->sequence)) {
             last = (int)i;
             if (!turn--) break;
         }
-    Py_XDECREF(variable);
+    if (!e->native) Py_XDECREF((PyObject *)variable);
     return last;
 }
 
 /* --- arming ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    PyObject *node, *outputs; /* outputs NULL: number `output` at the first place */
+    void *node;
+    PyObject *value, *outputs; /* outputs NULL: number `output` at the first place */
     int output;
 } Root;
+/* The graph keeps them. */
 typedef struct {
-    PyObject **list;
+    void **list;
     size_t count, room;
     Table met;
 } Nodes;
-static int meet(Nodes *nodes, PyObject *node) {
+static int meet(Nodes *nodes, void *node) {
     if (table_find(&nodes->met, (uint64_t)node, 0, 0)) return 0;
     if (grow(&nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || table_put(&nodes->met,
         (uint64_t)node, 0, 0, 1)) return -1;
-    nodes->list[nodes->count++] = Py_NewRef(node);
+    nodes->list[nodes->count++] = node;
     return 0;
 }
 /* Every so-manieth node is held until what was built on it is gone: backward.py says why. */
@@ -410,7 +466,7 @@ static void drop_anchor(Fast *f) {
 void drop_anchors(Fast *f) {
     while (f->anchors) drop_anchor(f);
 }
-static int hold(Fast *f, PyObject *node, PyObject *armed) {
+static int hold(Fast *f, PyObject *value, PyObject *armed) {
     Anchor *a = f->anchors;
     if (a && a->count < WITNESSES) {
         PyObject *weak = PyWeakref_NewRef(armed, NULL);
@@ -423,13 +479,15 @@ static int hold(Fast *f, PyObject *node, PyObject *armed) {
         drop_anchor(f);
     }
     if (++f->armed % SEGMENT) return 0;
-    if (!(a = calloc(1, sizeof *a))) return PyErr_NoMemory(), -1;
-    *a = (Anchor){f->anchors, Py_NewRef(node), {NULL}, 0};
+    PyObject *node = GET(value, GRAD_FN);
+    if (!node || !(a = calloc(1, sizeof *a))) return Py_XDECREF(node), node ? PyErr_NoMemory() : NULL, -1;
+    *a = (Anchor){f->anchors, node, {NULL}, 0};
     f->anchors = a;
     return 0;
 }
-static int hang(PyObject *node, int where, PyObject *hook) {
-    PyObject *handle = PyObject_CallMethodObjArgs(node, word[where], hook, NULL);
+static int hang(void *node, int native, int before, PyObject *hook) {
+    PyObject *handle = native ? node_hang(node, before, hook) : PyObject_CallMethodObjArgs((PyObject *)node,
+        word[before ? REGISTER_PREHOOK : REGISTER_HOOK], hook, NULL);
     Py_XDECREF(handle);
     return handle ? 0 : -1;
 }
@@ -463,31 +521,31 @@ static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, si
     Pass *p = new_pass(f, c);
     if (!p) return -1;
     Nodes nodes = {0};
-    PyObject *children = NULL;
+    Children children = {0};
     Part *part = NULL;
     int status = -1;
     for (size_t i = 0; i < root_count; i++) {
         if (meet(&nodes, roots[i].node) || !(part = new_part(p, roots[i].outputs, roots[i].output))) goto done;
-        if (hang(roots[i].node, REGISTER_PREHOOK, (PyObject *)part) || hold(f, roots[i].node, (PyObject *)p)) goto done;
+        if (hang(roots[i].node, e->native, 1, (PyObject *)part) || hold(f, roots[i].value, (PyObject *)p)) goto done;
         Py_CLEAR(part);
         p->expected++;
     }
     for (size_t i = 0; e->count && i < nodes.count; i++) {
-        PyObject *node = nodes.list[i];
-        if (!(children = GET(node, NEXT_FUNCTIONS))) goto done;
-        for (Py_ssize_t at = 0, size = PyTuple_Size(children); at < size; at++) {
-            PyObject *pair = PyTuple_GetItem(children, at), *child = PyTuple_GetItem(pair, 0);
-            if (child == Py_None) continue;
-            uint64_t number = (uint64_t)number_of(ASK(child, SEQUENCE_NR));
-            int found = PyErr_Occurred() ? -2 : find_edge(e, child, number, PyTuple_GetItem(pair, 1), 0);
+        void *node = nodes.list[i];
+        if (children_of(node, e->native, &children)) goto done;
+        for (size_t at = 0; at < children.count; at++) {
+            Child child;
+            if (child_at(&children, at, &child)) goto done;
+            if (!child.node) continue;
+            int found = find_edge(e, &child, 0);
             if (found == -2) goto done;
             if (found >= 0) {
                 if (add_place(p, &part, (int)at, e->list[found].path)) goto done;
-            } else if (number != LEAF && (int64_t)number >= sequence && meet(&nodes, child)) goto done;
+            } else if (child.sequence != LEAF && (int64_t)child.sequence >= sequence && meet(&nodes, child.node)) goto done;
         }
-        Py_CLEAR(children);
+        Py_CLEAR(children.list);
         if (part) {
-            if (hang(node, REGISTER_HOOK, (PyObject *)part)) goto done;
+            if (hang(node, e->native, 0, (PyObject *)part)) goto done;
             p->expected++;
         }
         Py_CLEAR(part);
@@ -495,44 +553,39 @@ static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, si
     pass_reset(p);
     status = 0;
 done:
-    for (size_t i = 0; i < nodes.count; i++) Py_DECREF(nodes.list[i]);
     free(nodes.list);
     table_empty(&nodes.met);
-    Py_XDECREF(children), Py_XDECREF(part), Py_DECREF(p);
+    Py_XDECREF(children.list), Py_XDECREF(part), Py_DECREF(p);
     return status;
 }
 /* 1 where a node of the call has a child that the call made too. */
 static int arm_single(Fast *f, Call *c, int64_t sequence, const Root *root, const Edges *e) {
-    PyObject *children = GET(root->node, NEXT_FUNCTIONS), *slots = NULL;
+    Children children;
+    PyObject *slots = NULL;
     Hook *hook = NULL;
     int status = -1;
-    Py_ssize_t size = children ? PyTuple_Size(children) : 0;
-    if (!children || !(slots = PyTuple_New(size))) goto done;
-    for (Py_ssize_t at = 0; at < size; at++) {
-        PyObject *pair = PyTuple_GetItem(children, at), *child = PyTuple_GetItem(pair, 0), *path = Py_None;
-        if (child != Py_None) {
-            uint64_t number = (uint64_t)number_of(ASK(child, SEQUENCE_NR));
-            if (PyErr_Occurred()) goto done;
-            if (number != LEAF && (int64_t)number >= sequence) {
-                status = 1;
-                goto done;
-            }
-            int turn = 0;
-            for (Py_ssize_t i = 0; i < at; i++) {
-                PyObject *other = PyTuple_GetItem(children, i);
-                turn += PyTuple_GetItem(other, 0) == child && PyObject_RichCompareBool(PyTuple_GetItem(other, 1),
-                    PyTuple_GetItem(pair, 1), Py_EQ) == 1;
-            }
-            int found = find_edge(e, child, number, PyTuple_GetItem(pair, 1), turn);
-            if (found == -2) goto done;
-            if (found >= 0) path = e->list[found].path;
+    if (children_of(root->node, e->native, &children)) return -1;
+    for (size_t at = 0; at < children.count; at++) {
+        Child child, other;
+        if (child_at(&children, at, &child)) goto done;
+        if (child.node && child.sequence != LEAF && (int64_t)child.sequence >= sequence) {
+            status = 1;
+            goto done;
         }
-        PyTuple_SetItem(slots, at, Py_NewRef(path));
+        if (!slots && !(slots = PyTuple_New((Py_ssize_t)children.count))) goto done;
+        int turn = 0, found = -1;
+        for (size_t i = 0; child.node && i < at; i++) {
+            if (child_at(&children, i, &other)) goto done;
+            turn += other.node == child.node && other.number == child.number;
+        }
+        if (child.node && (found = find_edge(e, &child, turn)) == -2) goto done;
+        PyTuple_SetItem(slots, (Py_ssize_t)at, Py_NewRef(found >= 0 ? e->list[found].path : Py_None));
     }
+    if (!slots && !(slots = PyTuple_New(0))) goto done;
     if (!(hook = new_hook(f, c, root->output, root->outputs, slots, 0))) goto done;
-    status = hang(root->node, REGISTER_HOOK, (PyObject *)hook) || hold(f, root->node, (PyObject *)hook) ? -1 : 0;
+    status = hang(root->node, e->native, 0, (PyObject *)hook) || hold(f, root->value, (PyObject *)hook) ? -1 : 0;
 done:
-    Py_XDECREF(children), Py_XDECREF(slots), Py_XDECREF(hook);
+    Py_XDECREF(children.list), Py_XDECREF(slots), Py_XDECREF(hook);
     return status;
 }
 
@@ -540,20 +593,24 @@ done:
 typedef struct {
     Root *list;
     size_t count, room;
-    int older;
+    int older, native;
     int64_t sequence;
 } Roots;
 static void drop_roots(Roots *roots) {
-    for (size_t i = 0; i < roots->count; i++) Py_XDECREF(roots->list[i].node), Py_XDECREF(roots->list[i].outputs);
+    for (size_t i = 0; i < roots->count; i++) {
+        if (!roots->native) Py_DECREF((PyObject *)roots->list[i].node);
+        Py_DECREF(roots->list[i].value), Py_XDECREF(roots->list[i].outputs);
+    }
     roots->count = 0;
 }
 static int add_root(Fast *f, Roots *roots, PyObject *value, PyObject *path) {
     Direct d;
     int direct = is_tensor(f, value) ? is_direct(f, value, &d) : 0;
     if (direct < 0 || (direct && !d.requires_grad)) return direct < 0 ? -1 : 0;
-    PyObject *node = GET(value, GRAD_FN);
-    if (!node || node == Py_None) { Py_XDECREF(node); return node ? 0 : -1; }
-    int64_t number = number_of(ASK(node, SEQUENCE_NR));
+    void *node;
+    if (node_of(value, direct ? &d : NULL, roots->native, &node)) return -1;
+    if (!node) return 0;
+    int64_t number = roots->native ? (int64_t)node_sequence(node) : number_of(ASK((PyObject *)node, SEQUENCE_NR));
     int64_t output = direct ? tensor_output(&d) : number_of(GET(value, OUTPUT_NR));
     int status = PyErr_Occurred() ? -1 : 0, older = number < roots->sequence;
     if (!status && !older && roots->older) drop_roots(roots);
@@ -562,27 +619,28 @@ static int add_root(Fast *f, Roots *roots, PyObject *value, PyObject *path) {
         while (at < roots->count && roots->list[at].node != node) at++;
         if (at == roots->count) {
             if (grow(&roots->list, &roots->room, at + 1, sizeof *roots->list)) status = -1;
-            else roots->list[roots->count++] = (Root){Py_NewRef(node), path ? PyDict_New() : NULL, (int)output};
+            else roots->list[roots->count++] = (Root){roots->native ? node : Py_NewRef((PyObject *)node), Py_NewRef(value),
+                path ? PyDict_New() : NULL, (int)output};
             roots->older = older;
         }
         PyObject *key = status || !path ? NULL : PyLong_FromLongLong(output);
         if (path && (!key || PyDict_SetItem(roots->list[at].outputs, key, path))) status = -1;
         Py_XDECREF(key);
     }
-    Py_DECREF(node);
+    if (!roots->native) Py_DECREF((PyObject *)node);
     return status;
 }
 static int add_root_leaf(Fast *f, void *to, PyObject *path, PyObject *leaf) {
     int tensor = is_tensor(f, leaf) ? 1 : is_plain(f, leaf) ? 0 : PyObject_IsInstance(leaf, f->given[TENSOR]);
     return tensor <= 0 ? tensor : add_root(f, to, leaf, PyTuple_Size(path) ? path : NULL);
 }
-static int arm_passed(Fast *f, const Call *c, const Root *root) {
+static int arm_passed(Fast *f, const Call *c, const Root *root, int native) {
     Pass *p = new_pass(f, c);
     Part *part = p ? new_part(p, root->outputs, root->output) : NULL;
     int status = part ? 0 : -1;
     if (part) {
         part->passed = p->expected = p->left = 1;
-        status = hang(root->node, REGISTER_PREHOOK, (PyObject *)part);
+        status = hang(root->node, native, 1, (PyObject *)part);
     }
     Py_XDECREF(part), Py_XDECREF(p);
     return status;
@@ -601,12 +659,12 @@ static int arm_slowly(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *ar
 int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs, PyObject *result) {
     if (f->node_order && PyUnicode_CompareWithASCIIString(c->kind, "Module"))
         return arm_slowly(f, c, sequence, e, args, kwargs, result); /* whose order is Python's to find */
-    Roots roots = {.sequence = sequence};
+    Roots roots = {.sequence = sequence, .native = e ? e->native : is_graph_known()};
     int status = is_plain(f, result) ? 0 : visit_leaves(f, result, f->nowhere, add_root_leaf, &roots);
     if (!status && roots.older)
-        for (size_t i = 0; !status && i < roots.count; i++) status = arm_passed(f, c, roots.list + i);
+        for (size_t i = 0; !status && i < roots.count; i++) status = arm_passed(f, c, roots.list + i, roots.native);
     else if (!status && roots.count) {
-        Edges *own = e ? NULL : edges_of(f, args, kwargs, 0);
+        Edges *own = e ? NULL : edges_of(f, args, kwargs, 0, roots.native);
         if (!e) e = own;
         status = !e ? -1 : roots.count == 1 ? arm_single(f, c, sequence, roots.list, e) : 1;
         if (status == 1) status = arm_several(f, c, sequence, roots.list, roots.count, e);
@@ -615,6 +673,27 @@ int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *
     drop_roots(&roots);
     free(roots.list);
     return status;
+}
+
+/* In the place of torch's own way to put a hook into the table of a node: without a handle, which nobody would hold, and with
+ * the hook for its own key. */
+PyObject *enter_hook(PyObject *module, PyObject *all) {
+    static PyObject *table_class;
+    PyObject *original, *args, *kwargs, *table, *hook, *both = NULL;
+    if (!PyArg_ParseTuple(all, "OO!O", &original, &PyTuple_Type, &args, &kwargs)) return NULL;
+    hook = PyTuple_Size(args) == 2 ? PyTuple_GetItem(args, 1) : NULL;
+    if (!hook || (Py_TYPE(hook) != hook_type && Py_TYPE(hook) != part_type)) return PyObject_Call(original, args, kwargs);
+    if (!table_class) {
+        PyObject *collections = PyImport_ImportModule("collections");
+        table_class = collections ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
+        Py_XDECREF(collections);
+        if (!table_class) return NULL;
+    }
+    table = PyTuple_GetItem(args, 0);
+    table = table == Py_None ? PyObject_CallNoArgs(table_class) : Py_NewRef(table);
+    if (table && !PyObject_SetItem(table, hook, hook)) both = PyTuple_Pack(2, table, Py_None);
+    Py_XDECREF(table);
+    return both;
 }
 
 /* --- what Python calls ------------------------------------------------------------------------------------------- */
@@ -630,7 +709,7 @@ PyObject *fast_edges(Fast *f, PyObject *args) {
     PyObject *values, *named;
     int peek;
     if (!PyArg_ParseTuple(args, "O!O!p", &PyTuple_Type, &values, &PyDict_Type, &named, &peek)) return NULL;
-    return (PyObject *)edges_of(f, values, named, peek);
+    return (PyObject *)edges_of(f, values, named, peek, 0); /* who may want them as Python has them */
 }
 PyObject *fast_arm(Fast *f, PyObject *args) {
     PyObject *call, *edges, *values, *named, *result;

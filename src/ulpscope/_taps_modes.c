@@ -256,23 +256,32 @@ State *state_here(Fast *f) {
 }
 
 /* No class and no mode of the program's hears what we ask, until `heard_again`, also with an exception set. */
-PyObject *unheard(Fast *f) {
+int unheard(Fast *f, Quiet *q) {
+    *q = (Quiet){0};
+    if ((q->native = unhear(&q->was))) return 0;
     PyObject *made = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]), *done = made ? ASK(made, ENTER) : NULL;
     if (!done) Py_CLEAR(made);
     Py_XDECREF(done);
-    return made;
+    q->made = made;
+    return made ? 0 : -1;
 }
-void heard_again(PyObject *made) {
+void heard_again(Quiet *q) {
     PyObject *kind, *error, *trace;
-    if (!made) return;
+    if (q->native) hear(q->was);
+    if (!q->made) return;
     PyErr_Fetch(&kind, &error, &trace);
-    Py_XDECREF(PyObject_CallMethodObjArgs(made, word[EXIT], Py_None, Py_None, Py_None, NULL));
-    Py_DECREF(made);
+    Py_XDECREF(PyObject_CallMethodObjArgs(q->made, word[EXIT], Py_None, Py_None, Py_None, NULL));
+    Py_DECREF(q->made);
     PyErr_Restore(kind, error, trace);
+}
+int64_t sequence_now(Fast *f) {
+    int64_t now = next_sequence();
+    return now >= 0 ? now : number_of(PyObject_CallNoArgs(f->given[SEQUENCE]));
 }
 /* Whether the backward of a call is wanted, and there will be one. */
 int follows(Fast *f, Call *c) {
-    int follow = truth_of(PyObject_CallNoArgs(f->given[GRAD_ENABLED]));
+    int follow = is_grad_on();
+    if (follow < 0) follow = truth_of(PyObject_CallNoArgs(f->given[GRAD_ENABLED]));
     if (follow <= 0) return follow;
     return f->all_free ? f->backward : truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER], word[WANTS_BACKWARD],
         (PyObject *)c, NULL));
@@ -416,7 +425,7 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, int writes, Py
     }
     if (c && !PyErr_Occurred()) {
         follow = follows(f, c);
-        if (follow > 0 && writes) edges = edges_of(f, shown.args, shown.kwargs, 0);
+        if (follow > 0 && writes) edges = edges_of(f, shown.args, shown.kwargs, 0, is_graph_known() && !f->node_order);
     }
     if (PyErr_Occurred()) {
         follow = 0;
@@ -427,7 +436,7 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, int writes, Py
         result = PyObject_Call(func, args, kwargs);
         goto end;
     }
-    int64_t sequence = follow > 0 ? number_of(PyObject_CallNoArgs(f->given[SEQUENCE])) : 0;
+    int64_t sequence = follow > 0 ? sequence_now(f) : 0;
     if (PyList_Append(s->object[CALLS], (PyObject *)c)) goto end;
     result = PyObject_Call(func, args, kwargs);
     Py_ssize_t depth = PyList_Size(s->object[CALLS]);
@@ -440,14 +449,14 @@ static PyObject *run_recorded(Mode *m, PyObject *api, long flags, int writes, Py
         goto end;
     }
     if ((entered = enter(f, s)) < 0) { Py_CLEAR(result); goto end; }
-    PyObject *quiet = NULL, *given = result;
+    PyObject *given = result;
+    Quiet quiet = {0};
     if (result == Py_None && flags & MUTATES && PyTuple_Size(args)) given = PyTuple_GetItem(args, 0);
-    if ((PyObject *)Py_TYPE(result) != f->given[TENSOR]) quiet = unheard(f);
-    int failed = PyErr_Occurred() != NULL;
+    int failed = (PyObject *)Py_TYPE(result) != f->given[TENSOR] && unheard(f, &quiet);
     if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, given, NULL, 1) || close_call(f, c);
     if (!failed && follow > 0) failed = arm(f, c, sequence, edges, shown.args, shown.kwargs, given);
     if (failed && border(f, api_kind, api_name, 0)) Py_CLEAR(result);
-    heard_again(quiet);
+    heard_again(&quiet);
     if (entered) leave(f, s);
 end:
     if (entered == 0 && !result && !PyErr_Occurred()) result = PyObject_Call(func, args, kwargs);

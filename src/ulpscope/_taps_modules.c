@@ -4,6 +4,55 @@
 
 enum { STRETCH = 16 }; /* recursion.py */
 
+/* --- gradients of parameters ------------------------------------------------------------------------------------- */
+
+/* Hears of each gradient that was accumulated; the tables are those of ParameterGradients. */
+typedef struct {
+    PyObject_HEAD
+    Fast *fast;
+    PyObject *watched, *owners, *open, *sizes, *kind, *table_class;
+} Arrival;
+
+/* As ParameterGradients has it. */
+static int watch_parameter(Arrival *v, PyObject *owner, PyObject *name, PyObject *value) {
+    Direct d;
+    int direct = is_tensor(v->fast, value) ? is_direct(v->fast, value, &d) : 0;
+    int wanted = direct > 0 ? d.requires_grad : direct ? -1 : truth_of(GET(value, REQUIRES_GRAD));
+    if (wanted > 0) wanted = truth_of(GET(value, IS_LEAF));
+    if (wanted <= 0) return wanted;
+    PyObject *key = PyLong_FromVoidPtr(value), *hooks = key ? GET(value, ACCUMULATED_HOOKS) : NULL, *made = NULL, *pair = NULL;
+    int failed = !hooks;
+    if (!failed && !PyDict_GetItemWithError(v->watched, key)) {
+        made = PyErr_Occurred() ? NULL : PyTuple_Pack(2, value, hooks == Py_None ? Py_True : Py_False);
+        failed = !made || PyDict_SetItem(v->watched, key, made);
+        Py_CLEAR(made);
+    }
+    int there = failed || hooks == Py_None ? 0 : PySequence_Contains(hooks, (PyObject *)v);
+    if (!failed && there < 1) {
+        PyObject *table = there ? NULL : hooks == Py_None ? PyObject_CallNoArgs(v->table_class) : Py_NewRef(hooks);
+        failed = !table || PyObject_SetItem(table, (PyObject *)v, (PyObject *)v) || (hooks == Py_None && PyObject_SetAttr(value,
+            word[ACCUMULATED_HOOKS], table));
+        Py_XDECREF(table);
+    }
+    PyObject *owners = failed ? NULL : PyDict_GetItemWithError(v->owners, key);
+    if (!failed && !owners) {
+        made = PyErr_Occurred() ? NULL : PyList_New(0);
+        failed = !made || PyDict_SetItem(v->owners, key, made);
+        owners = made;
+    }
+    pair = failed ? NULL : PyTuple_Pack(2, owner, name);
+    int known = pair ? PySequence_Contains(owners, pair) : -1;
+    if (!known) {
+        PyObject *size = PyDict_GetItemWithError(v->sizes, owner), *more = PyLong_FromSsize_t(size ? PyLong_AsSsize_t(size) + 1 : 1);
+        failed = !more || PyErr_Occurred() || PyList_Append(owners, pair) || PyDict_SetItem(v->sizes, owner, more);
+        Py_XDECREF(more);
+    }
+    Py_XDECREF(key), Py_XDECREF(hooks), Py_XDECREF(made), Py_XDECREF(pair);
+    return failed || known < 0 ? -1 : 0;
+}
+
+/* --- calls of modules -------------------------------------------------------------------------------------------- */
+
 /* What a module is called. */
 typedef struct {
     PyObject *weak, *path, *full;
@@ -12,6 +61,7 @@ typedef struct {
     PyObject_HEAD
     Fast *fast;
     PyObject *tap, *kind, *module_class, *tracer;
+    Arrival *arrival; /* NULL where gradients of parameters are not wanted */
     char records;
     Known *list;
     size_t count, room;
@@ -65,24 +115,22 @@ static int is_usual(Around *a, State *s, PyObject *module) {
 }
 
 static int show_parameters(Around *a, Call *c, PyObject *module) {
-    PyObject *all = GET(module, OWN_PARAMETERS), *items, *done;
+    PyObject *all = GET(module, OWN_PARAMETERS), *items;
     if (!all) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
         return PyErr_Clear(), 0; /* __init__ of nn.Module never ran */
     }
     items = PyMapping_Items(all);
     Py_DECREF(all);
-    int failed = !items, any = 0;
+    int failed = !items;
     for (Py_ssize_t at = 0, size = items ? PyList_Size(items) : 0; !failed && at < size; at++) {
         PyObject *key, *value;
         if (!PyArg_ParseTuple(PyList_GetItem(items, at), "OO", &key, &value)) failed = 1;
-        else if (value != Py_None) any = 1, failed = show_named(a->fast, c, PARAMETERS, key, value);
+        else if (value != Py_None) failed = show_named(a->fast, c, PARAMETERS, key, value) || (a->arrival &&
+            watch_parameter(a->arrival, c->name, key, value));
     }
     Py_XDECREF(items);
-    if (failed || !any) return failed;
-    done = PyObject_CallMethodObjArgs(a->tap, word[WATCH], (PyObject *)c, module, NULL);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
+    return failed;
 }
 
 typedef struct {
@@ -111,13 +159,13 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
     }
     if (!failed && a->records) {
         begun->follow = follows(f, c);
-        failed = begun->follow < 0 || (begun->follow && !(begun->edges = edges_of(f, begun->rest, kwargs, 1)));
+        failed = begun->follow < 0 || (begun->follow && !(begun->edges = edges_of(f, begun->rest, kwargs, 1, is_graph_known())));
     }
     if (!failed) {
         PyObject *entry = Py_BuildValue("(OOOL)", path, c->wanted ? (PyObject *)c : Py_None, frame, c->stack);
         failed = !entry || PyList_Append(modules, entry);
         Py_XDECREF(entry);
-        if (!failed) begun->sequence = number_of(PyObject_CallNoArgs(f->given[SEQUENCE]));
+        if (!failed) begun->sequence = sequence_now(f);
     }
     Py_DECREF(path);
     return failed || PyErr_Occurred() ? -1 : 0;
@@ -130,14 +178,14 @@ static void unwind(PyObject *list, PyObject *from) {
 }
 static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *args, PyObject *kwargs) {
     Fast *f = a->fast;
-    PyObject *frame = (PyObject *)PyEval_GetFrame(), *quiet, *result = NULL, *kind, *error, *trace, *name;
+    PyObject *frame = (PyObject *)PyEval_GetFrame(), *result = NULL, *kind, *error, *trace, *name;
     Py_ssize_t depth = PyList_Size(s->object[MODULES]);
     Begun begun = {0};
+    Quiet quiet = {0};
     if (enter(f, s) < 0) return NULL;
     name = class_name(PyTuple_GetItem(args, 0));
-    quiet = name ? unheard(f) : NULL;
-    int failed = !quiet || begin(a, s, frame, args, kwargs, &begun);
-    heard_again(quiet);
+    int failed = !name || unheard(f, &quiet) || begin(a, s, frame, args, kwargs, &begun);
+    heard_again(&quiet);
     if (failed) begun.follow = 0, failed = !name || border(f, a->kind, name, 0);
     leave(f, s);
     Call *c = begun.call;
@@ -150,11 +198,11 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     if (c && !failed && !result) close_raised(f, c);
     if (result && c && (c->wanted || begun.follow)) {
         int entered = enter(f, s);
-        quiet = entered < 0 ? NULL : unheard(f);
-        failed = !quiet;
+        quiet = (Quiet){0};
+        failed = entered < 0 || unheard(f, &quiet);
         if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, result, NULL, 0) || close_call(f, c);
         if (!failed && begun.follow) failed = arm(f, c, begun.sequence, begun.edges, begun.rest, kwargs, result);
-        heard_again(quiet);
+        heard_again(&quiet);
         if (failed && border(f, a->kind, name, 0)) Py_CLEAR(result);
         if (entered > 0) leave(f, s);
     }
@@ -177,21 +225,23 @@ static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
 }
 
 static int around_init(Around *a, PyObject *args, PyObject *kwargs) {
-    PyObject *fast, *tap, *kind, *class, *tracer;
+    PyObject *fast, *tap, *kind, *class, *tracer, *arrival;
     int records;
-    if (!PyArg_ParseTuple(args, "OOUOOp", &fast, &tap, &kind, &class, &tracer, &records)) return -1;
+    if (!PyArg_ParseTuple(args, "OOUOOOp", &fast, &tap, &kind, &class, &tracer, &arrival, &records)) return -1;
     a->fast = (Fast *)Py_NewRef(fast), a->tap = Py_NewRef(tap), a->kind = Py_NewRef(kind);
     a->module_class = Py_NewRef(class), a->tracer = Py_NewRef(tracer), a->records = (char)records;
+    a->arrival = arrival == Py_None ? NULL : (Arrival *)Py_NewRef(arrival);
     return 0;
 }
 static int around_traverse(Around *a, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(a));
     Py_VISIT(a->fast);
     Py_VISIT(a->tap);
+    Py_VISIT(a->arrival);
     return 0;
 }
 static int around_clear(Around *a) {
-    Py_CLEAR(a->fast); Py_CLEAR(a->tap);
+    Py_CLEAR(a->fast); Py_CLEAR(a->tap); Py_CLEAR(a->arrival);
     return 0;
 }
 static void around_dealloc(Around *a) {
@@ -209,15 +259,6 @@ static PyType_Slot around_slots[] = {{Py_tp_init, around_init}, {Py_tp_call, aro
     around_dealloc}, {Py_tp_traverse, around_traverse}, {Py_tp_clear, around_clear}, {0, NULL}};
 PyType_Spec around_spec = {
     "ulpscope._taps.Around", sizeof(Around), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, around_slots};
-
-/* --- gradients of parameters ------------------------------------------------------------------------------------- */
-
-/* Hears of each gradient that was accumulated; the tables are those of ParameterGradients. */
-typedef struct {
-    PyObject_HEAD
-    Fast *fast;
-    PyObject *owners, *open, *sizes, *kind;
-} Arrival;
 
 static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyObject *grad) {
     Fast *f = v->fast;
@@ -258,7 +299,8 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
     int entered = active <= 0 ? active : s ? enter(f, s) : -1;
     if (entered < 0) return NULL;
     if (!entered) Py_RETURN_NONE;
-    PyObject *quiet = unheard(f), *key = quiet ? PyLong_FromVoidPtr(value) : NULL, *grad = key ? GET(value, GRAD) : NULL;
+    Quiet quiet = {0};
+    PyObject *key = unheard(f, &quiet) ? NULL : PyLong_FromVoidPtr(value), *grad = key ? GET(value, GRAD) : NULL;
     PyObject *owners = grad ? PyDict_GetItemWithError(v->owners, key) : NULL, *all = owners ? PySequence_Tuple(owners) : NULL;
     int failed = !grad || PyErr_Occurred();
     for (Py_ssize_t at = 0, size = all ? PyTuple_Size(all) : 0; !failed && at < size; at++) {
@@ -266,7 +308,7 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
         failed = arrived_at(v, s, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1), grad);
     }
     Py_XDECREF(key), Py_XDECREF(grad), Py_XDECREF(all);
-    heard_again(quiet);
+    heard_again(&quiet);
     if (failed) {
         PyObject *what = PyUnicode_FromString("gradients");
         failed = !what || border(f, v->kind, what, 0);
@@ -277,9 +319,10 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
     Py_RETURN_NONE;
 }
 static int arrival_init(Arrival *v, PyObject *args, PyObject *kwargs) {
-    PyObject *fast, *owners, *open, *sizes, *kind;
-    if (!PyArg_ParseTuple(args, "OO!O!O!U", &fast, &PyDict_Type, &owners, &PyDict_Type, &open, &PyDict_Type, &sizes, &kind))
-        return -1;
+    PyObject *fast, *watched, *owners, *open, *sizes, *kind, *table_class;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!UO", &fast, &PyDict_Type, &watched, &PyDict_Type, &owners, &PyDict_Type, &open,
+        &PyDict_Type, &sizes, &kind, &table_class)) return -1;
+    v->watched = Py_NewRef(watched), v->table_class = Py_NewRef(table_class);
     v->fast = (Fast *)Py_NewRef(fast), v->owners = Py_NewRef(owners), v->open = Py_NewRef(open);
     v->sizes = Py_NewRef(sizes), v->kind = Py_NewRef(kind);
     return 0;
@@ -287,19 +330,20 @@ static int arrival_init(Arrival *v, PyObject *args, PyObject *kwargs) {
 static int arrival_traverse(Arrival *v, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(v));
     Py_VISIT(v->fast);
+    Py_VISIT(v->watched);
     Py_VISIT(v->owners);
     Py_VISIT(v->open);
     return 0;
 }
 static int arrival_clear(Arrival *v) {
-    Py_CLEAR(v->fast); Py_CLEAR(v->owners); Py_CLEAR(v->open);
+    Py_CLEAR(v->fast); Py_CLEAR(v->watched); Py_CLEAR(v->owners); Py_CLEAR(v->open);
     return 0;
 }
 static void arrival_dealloc(Arrival *v) {
     PyTypeObject *type = Py_TYPE(v);
     PyObject_GC_UnTrack(v);
     arrival_clear(v);
-    Py_XDECREF(v->sizes), Py_XDECREF(v->kind);
+    Py_XDECREF(v->sizes), Py_XDECREF(v->kind), Py_XDECREF(v->table_class);
     PyObject_GC_Del(v);
     Py_DECREF(type);
 }

@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 #endif
 
-enum { OBJECT_WORDS = 4, IMPL_WORDS = 22 }; /* how far to look: so large are both in torch 2.13 */
+enum { OBJECT_WORDS = 4, IMPL_WORDS = 22, NODE_WORDS = 20, LEAF_WORDS = 64 }; /* how far to look: so large are they in torch 2.13 */
 
 typedef void *Impl;
 static struct {
@@ -26,13 +26,44 @@ static struct {
     int (*device_index)(Impl *, int32_t *);
     int (*storage_offset)(Impl *, int64_t *);
 } torch;
+/* Of autograd's graph. `hang` holds how a hook is put behind a node, and before it. */
+static struct {
+    int ready;
+    size_t sequence_at, edges_at, edge_bytes, variable_at;
+    uint64_t leaf_class;
+    void **(*grad_fn)(Impl *);
+    PyObject *(*hang[2])(void *, PyObject *);
+    uint64_t (*sequence)(void);
+} graph;
+/* Of the thread: whether classes and modes hear of calls, and whether there will be a backward pass. */
+static struct {
+    int ready, silent;
+    int (*state)(void);
+    void (*set_state)(int);
+    char (*grad_enabled)(void);
+} thread;
 
-static int find_functions(void) {
+typedef struct {
+    const char *name;
+    int library;
+    void *to;
+} Wanted;
+static int find_functions(const Wanted *wanted, size_t count) {
 #ifdef _WIN32
     return 0;
 #else
-    void *libraries[] = {dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD), dlopen("libc10.so", RTLD_NOW | RTLD_NOLOAD)};
-    struct { const char *name; int library; void *to; } wanted[] = {
+    void *libraries[] = {dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD), dlopen("libc10.so", RTLD_NOW | RTLD_NOLOAD),
+        dlopen("libtorch_python.so", RTLD_NOW | RTLD_NOLOAD)};
+    for (size_t i = 0; i < count; i++) {
+        void *found = libraries[wanted[i].library] ? dlsym(libraries[wanted[i].library], wanted[i].name) : NULL;
+        if (!found) return 0;
+        memcpy(wanted[i].to, &found, sizeof found);
+    }
+    return 1;
+#endif
+}
+static int find_tensors(void) {
+    const Wanted wanted[] = {
         {"_ZNK3c1010TensorImpl13requires_gradEv", 1, &torch.requires_grad},
         {"_ZNK2at10TensorBase9output_nrEv", 0, &torch.output_nr}, {"_ZNK2at10TensorBase8_versionEv", 0, &torch.version},
         {"_ZNK2at10TensorBase7is_viewEv", 0, &torch.is_view}, {"aoti_torch_get_data_ptr", 0, &torch.data_ptr},
@@ -40,13 +71,7 @@ static int find_functions(void) {
         {"aoti_torch_get_strides", 0, &torch.strides}, {"aoti_torch_get_dtype", 0, &torch.dtype},
         {"aoti_torch_get_device_type", 0, &torch.device_type}, {"aoti_torch_get_device_index", 0, &torch.device_index},
         {"aoti_torch_get_storage_offset", 0, &torch.storage_offset}};
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        void *found = libraries[wanted[i].library] ? dlsym(libraries[wanted[i].library], wanted[i].name) : NULL;
-        if (!found) return 0;
-        memcpy(wanted[i].to, &found, sizeof found);
-    }
-    return 1;
-#endif
+    return find_functions(wanted, sizeof wanted / sizeof *wanted);
 }
 
 static Impl impl_of(PyObject *value) { return *(Impl *)((char *)value + torch.impl_at); }
@@ -92,8 +117,8 @@ PyObject *learn(PyObject *module, PyObject *samples) {
     uint64_t addresses[MOST], keys[MOST];
     Py_ssize_t count = PySequence_Size(samples);
     if (count < 2 || count > MOST) return PyErr_SetString(PyExc_ValueError, "not so many samples"), NULL;
-    torch.ready = 0;
-    int good = find_functions();
+    torch.ready = graph.ready = thread.ready = 0;
+    int good = find_tensors();
     for (Py_ssize_t i = 0; good && i < count; i++) {
         PyObject *sample = PySequence_GetItem(samples, i);
         objects[i] = (const uint64_t *)PyTuple_GetItem(sample, 0);
@@ -138,4 +163,116 @@ int tensor_layout(Direct *to) {
         torch.device_index(&to->impl, &to->device_index) || torch.storage_offset(&to->impl, &offset)) return 0;
     to->offset = (uint64_t)offset;
     return 1;
+}
+
+/* --- the graph, and the thread ----------------------------------------------------------------------------------- */
+
+int is_graph_known(void) { return graph.ready; }
+/* The implementation of any tensor, and the node that made it; asking for the node of a view that was written makes torch
+ * rebuild it, which can raise: Python must have asked before. */
+void *tensor_impl(PyObject *value) { return impl_of(value); }
+void *tensor_node(void *impl) { return *graph.grad_fn(&impl); }
+static uint64_t word_of(const void *object, size_t at) { return *(const uint64_t *)((const char *)object + at); }
+uint64_t node_sequence(const void *node) { return word_of(node, graph.sequence_at); }
+size_t node_children(const void *node) {
+    return (word_of(node, graph.edges_at + 8) - word_of(node, graph.edges_at)) / graph.edge_bytes;
+}
+void *node_child(const void *node, size_t at, uint32_t *number) {
+    const char *edge = (const char *)(uintptr_t)word_of(node, graph.edges_at) + at * graph.edge_bytes;
+    memcpy(number, edge + graph.edge_bytes - 8, sizeof *number);
+    return (void *)(uintptr_t)word_of(edge, 0);
+}
+void *node_leaf(const void *node) {
+    return word_of(node, 0) == graph.leaf_class ? (void *)(uintptr_t)word_of(node, graph.variable_at) : NULL;
+}
+PyObject *node_hang(void *node, int before, PyObject *hook) { return graph.hang[before](node, hook); }
+int64_t next_sequence(void) { return graph.ready ? (int64_t)graph.sequence() : -1; }
+
+/* Until `heard`: no class and no mode hears of what is asked. 0 where Python must see to it. */
+int unhear(int *was) {
+    if (!thread.ready) return 0;
+    *was = thread.state();
+    thread.set_state(thread.silent);
+    return 1;
+}
+void hear(int was) { thread.set_state(was); }
+int is_grad_on(void) { return thread.ready ? thread.grad_enabled() & 1 : -1; }
+
+/* A sample of the graph: a tensor that is no view of anything written, the sequence number of its node, and of each child a
+ * tensor (None where there is no child), the number of its output, whether it is a leaf. */
+typedef struct {
+    const uint64_t *node;
+    uint64_t sequence;
+    PyObject *children;
+} Sample;
+static int read_sample(PyObject *from, Sample *to) {
+    PyObject *value;
+    unsigned long long sequence;
+    if (!PyArg_ParseTuple(from, "OKO!", &value, &sequence, &PyTuple_Type, &to->children)) return 0;
+    to->node = tensor_node(impl_of(value)), to->sequence = sequence;
+    return to->node != NULL;
+}
+/* Whether the edges of all samples lie at this place; `learning` also finds where a leaf has its variable. */
+static int has_edges(const Sample *samples, size_t count, size_t at, size_t bytes) {
+    for (size_t i = 0; i < count; i++)
+        if (word_of(samples[i].node, at + 8) - word_of(samples[i].node, at) != bytes * (size_t)PyTuple_Size(samples[i].children))
+            return 0;
+    graph.edges_at = at, graph.edge_bytes = bytes;
+    for (size_t i = 0; i < count; i++)
+        for (Py_ssize_t k = 0; k < PyTuple_Size(samples[i].children); k++) {
+            PyObject *value;
+            unsigned number;
+            int leaf;
+            uint32_t told;
+            if (!PyArg_ParseTuple(PyTuple_GetItem(samples[i].children, k), "OIp", &value, &number, &leaf)) return 0;
+            const void *child = node_child(samples[i].node, (size_t)k, &told);
+            if (!child != (value == Py_None) || (child && told != number)) return 0;
+            if (child && !leaf && child != tensor_node(impl_of(value))) return 0;
+            if (child && leaf) {
+                uint64_t impl = (uint64_t)(uintptr_t)impl_of(value);
+                for (size_t word = 1; !graph.variable_at && word < LEAF_WORDS; word++)
+                    if (word_of(child, 8 * word) == impl) graph.variable_at = 8 * word, graph.leaf_class = word_of(child, 0);
+                if (!graph.variable_at || node_leaf(child) != (void *)(uintptr_t)impl || node_sequence(child) != NONE64) return 0;
+            } else if (child && graph.variable_at && word_of(child, 0) == graph.leaf_class) return 0;
+        }
+    return 1;
+}
+PyObject *learn_graph(PyObject *module, PyObject *list) {
+    enum { MOST = 16 };
+    const Wanted wanted[] = {{"_ZNK2at10TensorBase7grad_fnEv", 0, &graph.grad_fn},
+        {"_ZN5torch8autograd20registerFunctionHookERNS0_4NodeEP7_object", 2, &graph.hang[0]},
+        {"_ZN5torch8autograd23registerFunctionPreHookERNS0_4NodeEP7_object", 2, &graph.hang[1]},
+        {"_ZN2at15sequence_number4peekEv", 0, &graph.sequence}};
+    Sample samples[MOST];
+    const uint64_t *nodes[MOST];
+    uint64_t sequences[MOST];
+    Py_ssize_t count = PySequence_Size(list);
+    if (count < 2 || count > MOST) return PyErr_SetString(PyExc_ValueError, "not so many samples"), NULL;
+    graph.ready = 0, graph.variable_at = 0;
+    int good = torch.ready && find_functions(wanted, sizeof wanted / sizeof *wanted), found = 0;
+    for (Py_ssize_t i = 0; good && i < count; i++) {
+        PyObject *sample = PySequence_GetItem(list, i);
+        good = sample && read_sample(sample, samples + i);
+        nodes[i] = good ? samples[i].node : NULL, sequences[i] = good ? samples[i].sequence : 0;
+        Py_XDECREF(sample); /* the list keeps it */
+    }
+    good = good && (graph.sequence_at = place_of(nodes, sequences, (size_t)count, NODE_WORDS));
+    for (size_t word = 1; good && !found && word < NODE_WORDS - 1; word++)
+        found = has_edges(samples, (size_t)count, 8 * word, 16) || has_edges(samples, (size_t)count, 8 * word, 24);
+    if (PyErr_Occurred()) return NULL;
+    graph.ready = good && found && graph.variable_at;
+    return PyBool_FromLong(graph.ready);
+}
+/* What the thread is set to, or -1; and what it is set to where nothing is heard. */
+PyObject *function_state(PyObject *module, PyObject *none) {
+    const Wanted wanted[] = {
+        {"_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", 0, &thread.state},
+        {"_ZN2at4impl22PythonTorchFunctionTLS18set_disabled_stateENS0_26TorchFunctionDisabledStateE", 0, &thread.set_state},
+        {"_ZN3c108GradMode10is_enabledEv", 1, &thread.grad_enabled}};
+    return PyLong_FromLong(find_functions(wanted, sizeof wanted / sizeof *wanted) ? thread.state() : -1);
+}
+PyObject *learn_silence(PyObject *module, PyObject *silent) {
+    thread.silent = (int)PyLong_AsLong(silent);
+    thread.ready = !PyErr_Occurred() && thread.silent > 0 && thread.state && thread.set_state && thread.grad_enabled;
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(thread.ready);
 }

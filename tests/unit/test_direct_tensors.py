@@ -48,6 +48,102 @@ def test_one_answer_that_differs_is_enough(what: str, sample: int) -> None:
     assert not taps.C.learn(samples)
 
 
+WRONG_NODES = {
+    "sequence": lambda value, sequence, children: (value, sequence + 1, children),
+    "fewer children": lambda value, sequence, children: (value, sequence, children[1:]),
+    "more children": lambda value, sequence, children: (value, sequence, (*children, (None, 0, False))),
+    "another child": lambda value, sequence, children: (value, sequence, ((value, 0, False), *children[1:])),
+    "no child": lambda value, sequence, children: (value, sequence, ((None, 0, False), *children[1:])),
+    "another output": lambda value, sequence, children: (
+        value, sequence, ((children[0][0], children[0][1] + 1, children[0][2]), *children[1:])
+    ),
+    "another leaf": lambda value, sequence, children: (
+        value, sequence, ((torch.nn.Parameter(torch.ones(2)), 0, True), *children[1:])
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG_NODES)
+@pytest.mark.parametrize("sample", [1, 2, 4])
+def test_one_node_that_differs_is_enough(what: str, sample: int) -> None:
+    nodes = direct.nodes()
+    nodes[sample] = WRONG_NODES[what](*nodes[sample])
+    assert taps.C is not None
+    assert not taps.C.learn_graph(nodes)
+    assert taps.C.learn_graph(direct.nodes())
+
+
+def test_a_leaf_that_is_told_to_be_none_is_enough() -> None:
+    nodes = direct.nodes()
+    value, sequence, ((leaf, number, _), *others) = nodes[2]
+    nodes[2] = (value, sequence, ((nodes[0][0], number, False), *others))
+    assert leaf.is_leaf
+    assert taps.C is not None
+    assert not taps.C.learn_graph(nodes)
+
+
+def layers() -> tuple[torch.nn.Module, torch.nn.Module]:
+    torch.manual_seed(0)
+    block = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LayerNorm(6), torch.nn.Identity(), torch.nn.GELU())
+    return block, torch.nn.GRU(6, 4, batch_first=True)
+
+
+def graphs(block: torch.nn.Module, both: torch.nn.Module) -> None:
+    """What a call can create: one node, several, none; leaves, views that were written, several outputs, custom nodes."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return grad * 2
+
+    start = torch.randn(2, 3, 6, requires_grad=True)
+    value = block(start)
+    value = value + Twice.apply(value)
+    halves = value.chunk(2, dim=-1)
+    value = torch.cat([halves[1], halves[0] * halves[0]], dim=-1)
+    other = value.clone()
+    other[:, 1].mul_(3)
+    outputs, last = both(other)
+    (outputs.sum() + last.pow(2).sum() + torch.addmm(other[0], other[1], torch.eye(6)).sum()).backward()
+
+
+@pytest.mark.parametrize("level", ["op", "module", "mix"])
+def test_without_the_graph_the_same_is_recorded(tmp_path: Path, level: str) -> None:
+    def recorded(name: str) -> list[Any]:
+        block, both = layers()
+        with ulpscope.capture(tmp_path / name, level=level, checksum=True):
+            graphs(block, both)
+        return [
+            (call.id, [(value.slot, value.shape, value.stats) for value in call.values])
+            for call in ulpscope.open_dump(tmp_path / name).calls()
+        ]
+
+    fast = recorded("fast")
+    assert taps.C is not None
+    assert not taps.C.learn_graph([(value, sequence + 1, children) for value, sequence, children in direct.nodes()])
+    slow = recorded("slow")
+    assert fast == slow
+    assert any(call_id.phase is ulpscope.records.Phase.BACKWARD for call_id, _ in fast)
+
+
+@pytest.mark.parametrize("level", ["op", "mix"])
+def test_without_the_silence_the_same_is_recorded(tmp_path: Path, level: str) -> None:
+    def recorded(name: str) -> list[Any]:
+        with ulpscope.capture(tmp_path / name, level=level, checksum=True):
+            odd_tensors()
+        dump = ulpscope.open_dump(tmp_path / name)
+        return [(call.id, [(value.slot, value.stats) for value in call.values]) for call in dump.calls()]
+
+    fast = recorded("fast")
+    assert taps.C is not None
+    assert not taps.C.learn_silence(-1)
+    assert fast == recorded("slow")
+
+
 def test_a_torch_that_cannot_be_asked_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "_neg_view")
     direct.learn.cache_clear()

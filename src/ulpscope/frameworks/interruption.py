@@ -33,7 +33,7 @@ def is_meant_for_the_program(error: BaseException) -> bool:
     trace, last = error.__traceback__, None
     while trace is not None:
         last = trace.tb_frame.f_code
-        if last in handlers:
+        if id(last) in handlers:
             return True
         trace = trace.tb_next
     package = type(error).__module__.partition(".")[0]
@@ -90,9 +90,10 @@ def freed(gate: RLock) -> RLock:
     return threading.RLock()
 
 
-def _handlers() -> set[CodeType]:
+def _handlers() -> set[int]:
+    """Who they are: code that we exchanged has no hash."""
     found = (_code(signal.getsignal(number)) for number in signal.valid_signals())
-    return {code for code in found if code is not None}
+    return {id(code) for code in found if code is not None}
 
 
 def _code(handler: Any) -> CodeType | None:

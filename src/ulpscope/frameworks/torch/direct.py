@@ -24,11 +24,16 @@ def is_ordinary(value: Tensor) -> bool:
 
 @functools.cache
 def learn() -> bool:
-    """Shows the C part a few tensors, so that it can ask others without Python. Whether that can be done."""
+    """Shows the C part a few tensors and nodes, so that it can ask others without Python. Whether that can be done."""
     try:
-        return taps.C is not None and taps.C.learn(samples())
+        if taps.C is None or not taps.C.learn(samples()):
+            return False
+        with torch._C.DisableTorchFunction():
+            silent = taps.C.function_state()
+        heard = taps.C.function_state()
+        return taps.C.learn_silence(silent if silent != heard else -1) and taps.C.learn_graph(nodes())
     except Exception as error:  # another torch: attributes serve everywhere
-        log.debug("tensors are asked through their attributes: %s", error)
+        log.debug("torch is asked through Python: %s", error)
         return False
 
 
@@ -50,3 +55,26 @@ def samples() -> list[tuple[Any, ...]]:
             )
             for value in shown
         ]  # fmt: skip
+
+
+def nodes() -> list[tuple[Any, ...]]:
+    """Tensors that operators made, each with the sequence number of its node and what the node leads to: a tensor that has the
+    node, the number of its output, and whether it is a leaf. Nothing is kept for a backward pass here either."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.enable_grad():
+        one, two = Parameter(torch.ones(3, 5)), Parameter(torch.zeros(5))
+        rows = one.unbind()
+        total = rows[1] + rows[2]
+        made = [rows[0], total, two + total, torch.ones(5) + rows[1], torch.cat((total, two, rows[2], torch.ones(1)))]
+        found = []
+        for value in made:
+            assert value.grad_fn is not None
+            children: list[tuple[Any, int, bool]] = []
+            for child, number in value.grad_fn.next_functions:
+                if child is None:
+                    children.append((None, 0, False))
+                elif hasattr(child, "variable"):
+                    children.append((child.variable, number, True))
+                else:
+                    children.append((next(known for known in made if known.grad_fn is child), number, False))
+            found.append((value, value.grad_fn._sequence_nr(), tuple(children)))
+        return found

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -104,7 +104,9 @@ class ModuleTap:
         self._parameters = ParameterGradients(observer) if records else None
         around: Around = self._around
         if observer.fast is not None and taps.C is not None:  # which comes back to Python for what is unusual
-            around = taps.C.Around(observer.fast, self, MODULE, Module, fx_trace, records)
+            around = taps.C.Around(
+                observer.fast, self, MODULE, Module, fx_trace, self._parameters and self._parameters.hook, records
+            )
         self._swap = CodeSwap(Module.__call__, around)  # type: ignore[arg-type]
         self._room = Room()
 
@@ -250,39 +252,32 @@ def drop_ended(state: ThreadState, caller: FrameType | None) -> None:
         state.calls.clear()
 
 
-@dataclass(slots=True)
-class _Watched:
-    """A parameter, and whether it had no hooks of the program's."""
-
-    value: Tensor
-    is_first: bool
-    is_hooked: bool = False
-
-
 class ParameterGradients:
     """Gradients of parameters after they were accumulated, one record per module and backward pass."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
-        self._watched: dict[int, _Watched] = {}
+        # Each parameter, and whether it had no hooks of the program's.
+        self._watched: dict[int, tuple[Tensor, bool]] = {}
         self._owners: dict[int, list[tuple[str, str]]] = {}
         self._open: dict[str, tuple[OpenCall, set[str]]] = {}
         self._sizes: dict[str, int] = {}
-        self._hook: Callable[[Tensor], None] = self._arrived
+        self.hook: Callable[[Tensor], None] = self._arrived
         if observer.fast is not None and taps.C is not None:
-            self._hook = taps.C.Arrival(observer.fast, self._owners, self._open, self._sizes, MODULE)
+            tables = (self._watched, self._owners, self._open, self._sizes)
+            self.hook = taps.C.Arrival(observer.fast, *tables, MODULE, OrderedDict)
 
     def watch(self, call: OpenCall, module: Module) -> None:
         for key, value in _parameters(module):
             if value is None or not value.requires_grad or not value.is_leaf:
                 continue
-            watched = self._watched.get(id(value))
-            if watched is None:
-                watched = self._watched[id(value)] = _Watched(value, value._post_accumulate_grad_hooks is None)
-            if not watched.is_hooked:
-                if not self._hooks(value):
-                    value.register_post_accumulate_grad_hook(self._hook)
-                watched.is_hooked = True
+            hooks = value._post_accumulate_grad_hooks
+            self._watched.setdefault(id(value), (value, hooks is None))
+            # Our hook is its own key. It is looked for, not remembered: what remembers can be interrupted.
+            if hooks is None:
+                value._post_accumulate_grad_hooks = OrderedDict({self.hook: self.hook})
+            elif self.hook not in hooks:
+                hooks[self.hook] = self.hook
             owners = self._owners.setdefault(id(value), [])
             if (call.name, key) not in owners:
                 owners.append((call.name, key))
@@ -290,25 +285,22 @@ class ParameterGradients:
 
     def remove(self) -> None:
         with _no_functions():  # a mode of the program's would hear each of them
-            for watched in list(self._watched.values()):
-                self.release(watched.value)
+            for value, _ in list(self._watched.values()):
+                self.release(value)
         self._owners.clear()
         self._sizes.clear()
 
     def release(self, value: Tensor) -> None:
         watched = self._watched.get(id(value))
         if watched is not None:
-            for key in self._hooks(value):
-                del value._post_accumulate_grad_hooks[key]
-            if watched.is_first and not value._post_accumulate_grad_hooks:
-                value._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+            hooks: Any = value._post_accumulate_grad_hooks
+            if hooks is not None:
+                hooks.pop(self.hook, None)
+                if not hooks and watched[1]:
+                    value._post_accumulate_grad_hooks = None  # type: ignore[assignment]
             for owner, _ in self._owners.pop(id(value), ()):
                 self._sizes[owner] -= 1
             self._watched.pop(id(value), None)
-
-    def _hooks(self, value: Tensor) -> list[int]:
-        """Where our hook is among those of a parameter. Asked for, not remembered: what remembers can be interrupted."""
-        return [key for key, hook in (value._post_accumulate_grad_hooks or {}).items() if hook is self._hook]
 
     def flush(self) -> None:
         for opened, _ in self._open.values():
