@@ -436,17 +436,18 @@ typedef struct {
     PyObject *value, *outputs; /* outputs NULL: number `output` at the first place */
     int output;
 } Root;
-/* The graph keeps them. */
+/* The graph keeps torch's own; those of Python are ours to keep. */
 typedef struct {
     void **list;
     size_t count, room;
     Table met;
+    int native;
 } Nodes;
 static int meet(Nodes *nodes, void *node) {
     if (table_find(&nodes->met, (uint64_t)node, 0, 0)) return 0;
     if (grow(&nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || table_put(&nodes->met,
         (uint64_t)node, 0, 0, 1)) return -1;
-    nodes->list[nodes->count++] = node;
+    nodes->list[nodes->count++] = nodes->native ? node : Py_NewRef((PyObject *)node);
     return 0;
 }
 /* Every so-manieth node is held until what was built on it is gone: backward.py says why. */
@@ -520,7 +521,7 @@ static Pass *new_pass(Fast *f, const Call *c) {
 static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, size_t root_count, const Edges *e) {
     Pass *p = new_pass(f, c);
     if (!p) return -1;
-    Nodes nodes = {0};
+    Nodes nodes = {.native = e->native};
     Children children = {0};
     Part *part = NULL;
     int status = -1;
@@ -553,6 +554,7 @@ static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, si
     pass_reset(p);
     status = 0;
 done:
+    for (size_t i = 0; !nodes.native && i < nodes.count; i++) Py_DECREF((PyObject *)nodes.list[i]);
     free(nodes.list);
     table_empty(&nodes.met);
     Py_XDECREF(children.list), Py_XDECREF(part), Py_DECREF(p);

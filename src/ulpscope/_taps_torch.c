@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 #endif
 
-enum { OBJECT_WORDS = 4, IMPL_WORDS = 22, NODE_WORDS = 20, LEAF_WORDS = 64 }; /* how far to look: so large are they in torch 2.13 */
+enum { OBJECT_WORDS = 4, IMPL_WORDS = 24, NODE_WORDS = 20, LEAF_WORDS = 64 }; /* how far to look: so large are they in torch 2.11 to 2.13 */
 
 typedef void *Impl;
 static struct {
