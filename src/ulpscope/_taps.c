@@ -216,47 +216,66 @@ static PyObject *frames_patch(Frames *f, PyObject *args) {
     if (wake_if_full(f)) return NULL;
     Py_RETURN_NONE;
 }
+typedef struct {
+    uint32_t body, sizes[5];
+    uint64_t places[5];
+    const char *cut;
+} Frame;
+/* The frame at a place; 0 where it is not whole, -1 after an error. */
+static int frame_at(const Py_buffer *data, Py_ssize_t at, Frame *to) {
+    if (at + FRAME_HEAD > data->len) return 0;
+    const char *head = (const char *)data->buf + at;
+    memcpy(&to->body, head + 4, 4), memcpy(to->places, head + 8, 40), memcpy(to->sizes, head + 48, 20);
+    if (at + FRAME_HEAD + (Py_ssize_t)to->body > data->len) return 0;
+    to->cut = head + FRAME_HEAD;
+    uint64_t all = 0;
+    for (int i = 0; i < 5; i++) all += to->sizes[i];
+    if (all <= to->body) return 1;
+    PyErr_SetString(PyExc_ValueError, "a frame of the journal is broken");
+    return -1;
+}
 /* Takes all whole frames apart; store/frames.py says into what. */
 static PyObject *split(PyObject *module, PyObject *args) {
-    const char *data;
-    Py_ssize_t length;
-    unsigned long long filed;
-    if (!PyArg_ParseTuple(args, "y#K", &data, &length, &filed)) return NULL;
-    Bytes tables[5] = {{0}};
+    Py_buffer data;
+    unsigned long long begun;
+    if (!PyArg_ParseTuple(args, "y*K", &data, &begun)) return NULL;
     PyObject *patches = PyList_New(0), *starts = PyList_New(0), *parts = PyTuple_New(5), *result = NULL;
-    Py_ssize_t at = 0;
-    int failed = !patches || !starts || !parts;
-    while (!failed && at + FRAME_HEAD <= length) {
-        uint32_t body, sizes[5];
-        uint64_t places[5], all = 0;
-        memcpy(&body, data + at + 4, 4), memcpy(places, data + at + 8, 40), memcpy(sizes, data + at + 48, 20);
-        if (at + FRAME_HEAD + (Py_ssize_t)body > length) break;
-        const char *cut = data + at + FRAME_HEAD;
-        for (int i = 0; i < 5; i++) all += sizes[i];
-        if (all > body) failed = 1, PyErr_SetString(PyExc_ValueError, "a frame of the journal is broken");
-        for (int i = 0; !failed && !at && i < 5; i++) {
-            PyObject *start = PyLong_FromUnsignedLongLong(places[i]);
-            failed = !start || PyList_Append(starts, start);
+    size_t sizes[5] = {0};
+    char *to[5];
+    Py_ssize_t at = 0, end;
+    uint64_t filed = begun;
+    Frame frame;
+    int status = patches && starts && parts ? 1 : -1;
+    for (; status > 0 && (status = frame_at(&data, at, &frame)) > 0; at += FRAME_HEAD + (Py_ssize_t)frame.body)
+        for (int i = 0; i < 5; i++) {
+            PyObject *start = at ? NULL : PyLong_FromUnsignedLongLong(frame.places[i]);
+            if (!at && (!start || PyList_Append(starts, start))) status = -1;
             Py_XDECREF(start);
+            if (i == 1 && frame.places[1] != filed) continue;
+            sizes[i] += frame.sizes[i], filed += i == 1 ? frame.sizes[1] : 0;
         }
-        for (int i = 0; !failed && i < 5; cut += sizes[i++]) {
-            if (i == 1 && sizes[i] && places[1] != filed) {
-                PyObject *patch = Py_BuildValue("(Ky#)", places[1], cut, (Py_ssize_t)sizes[i]);
-                failed = !patch || PyList_Append(patches, patch);
+    end = at;
+    for (int i = 0; status >= 0 && i < 5; i++) {
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)sizes[i]);
+        if (!bytes || PyTuple_SetItem(parts, i, bytes)) status = -1;
+        else to[i] = PyBytes_AsString(bytes);
+    }
+    for (at = 0, filed = begun; status >= 0 && at < end; at += FRAME_HEAD + (Py_ssize_t)frame.body) {
+        status = frame_at(&data, at, &frame);
+        for (int i = 0; status > 0 && i < 5; frame.cut += frame.sizes[i++]) {
+            if (i == 1 && frame.places[1] != filed) {
+                PyObject *patch = !frame.sizes[1] ? NULL : Py_BuildValue("(Ky#)", frame.places[1], frame.cut,
+                    (Py_ssize_t)frame.sizes[1]);
+                if (frame.sizes[1] && (!patch || PyList_Append(patches, patch))) status = -1;
                 Py_XDECREF(patch);
-            } else {
-                failed = append(tables + i, cut, sizes[i]);
-                if (i == 1) filed += sizes[i];
+                continue;
             }
+            memcpy(to[i], frame.cut, frame.sizes[i]), to[i] += frame.sizes[i];
+            filed += i == 1 ? frame.sizes[1] : 0;
         }
-        at += FRAME_HEAD + (Py_ssize_t)body;
     }
-    for (int i = 0; !failed && i < 5; i++) {
-        PyObject *bytes = PyBytes_FromStringAndSize(tables[i].data, (Py_ssize_t)tables[i].size);
-        failed = !bytes || PyTuple_SetItem(parts, i, bytes);
-    }
-    if (!failed) result = Py_BuildValue("(nOOOK)", at, starts, parts, patches, filed);
-    for (int i = 0; i < 5; i++) free(tables[i].data);
+    if (status >= 0) result = Py_BuildValue("(nOOOK)", end, starts, parts, patches, (unsigned long long)filed);
+    PyBuffer_Release(&data);
     Py_XDECREF(patches), Py_XDECREF(starts), Py_XDECREF(parts);
     return result;
 }

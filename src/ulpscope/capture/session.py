@@ -64,6 +64,7 @@ class Capture:
         if path is not None:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
+        self._config_json = self.config.as_json()
         # The program may change its working folder; a run stays where it began.
         self.path = absolute(self.config.path)
         self.current_step = 0
@@ -389,7 +390,7 @@ class Capture:
             "state": state,
             "run": self._run,
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "config": self.config.as_json(),
+            "config": self._config_json,
             "environment": self._environment,
             "notes": notes,
             "counts": self._writer.counts,

@@ -112,7 +112,7 @@ def _taken(parts: list[bytes]) -> bytes:
 Split = tuple[int, list[int], tuple[bytes, ...], list[tuple[int, bytes]], int]
 
 
-def plain_split(data: bytes, filed: int) -> Split:
+def plain_split(data: bytes | memoryview, filed: int) -> Split:
     """Takes all whole frames apart; `filed` bytes of measures are in their file."""
     tables: tuple[list[bytes], ...] = ([], [], [], [], [])
     patches: list[tuple[int, bytes]] = []
@@ -125,7 +125,7 @@ def plain_split(data: bytes, filed: int) -> Split:
             break
         starts = starts or places
         for number, size in enumerate((one, two, three, four, five)):
-            part = data[cut : cut + size]
+            part = bytes(data[cut : cut + size])
             cut += size
             if number == 1 and size and places[1] != filed:
                 patches.append((places[1], part))
@@ -137,5 +137,5 @@ def plain_split(data: bytes, filed: int) -> Split:
 
 
 Frames: Any = PlainFrames if taps.C is None else taps.C.Frames
-split: Callable[[bytes, int], Split] = plain_split if taps.C is None else taps.C.split
+split: Callable[[bytes | memoryview, int], Split] = plain_split if taps.C is None else taps.C.split
 assert CALL_ROW.size == 72 and FRAME.size == 72 and _MEASURE_BYTES == 112  # as _taps.h has them

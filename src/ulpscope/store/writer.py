@@ -29,7 +29,7 @@ from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.own_threads import NoThreadError, OwnThread, here
 from ulpscope.store import layout
 from ulpscope.store.frames import Frames, split
-from ulpscope.store.ring import Ring, beside_streams
+from ulpscope.store.ring import DATA, Ring, beside_streams
 from ulpscope.store.tables import CALL_ROW, NONE64, UNKNOWN
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ class DumpWriter:
         self._files: list[int] = []
         self._payload_file = self._direct_file = -1
         self._folder: Path | None = None
+        # What the manifest on the disk says, but for when it was written.
+        self._said: dict[str, Any] = {}
         # One thread at a time is inside: all of them hold the gate of the recorder.
         self.frames = Frames(self._put_frame, self._wake)
         self._reset()
@@ -122,7 +124,7 @@ class DumpWriter:
         try:
             with beside_streams():
                 folder.mkdir(parents=True)
-                layout.write_json(folder / layout.MANIFEST, manifest)
+                self._say(folder, manifest)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
                 self._files = []
                 for name in layout.TABLES:
@@ -176,9 +178,16 @@ class DumpWriter:
                 # Between two steps the empty ring waits in the run folder: a finished dump holds no journal.
                 ring.park(folder.parent.parent / f".{folder.name}.{os.getpid()}.{ring.path.name}")
         try:
-            layout.write_json(folder / layout.MANIFEST, manifest)
+            self._say(folder, manifest)
         except OSError as error:
             self._fail(f"could not finish {folder / layout.MANIFEST}: {error.strerror}")
+
+    def _say(self, folder: Path, manifest: dict[str, Any]) -> None:
+        """Writes the manifest where it says anything new."""
+        said = {"folder": folder, **manifest, "written": None}
+        if said != self._said:
+            layout.write_json(folder / layout.MANIFEST, manifest)
+            self._said = said
 
     def _close_files(self) -> OSError | None:
         """Closes every file; the first error, if any."""
@@ -202,9 +211,7 @@ class DumpWriter:
             return
         self._drain(everything=True)
         try:
-            layout.write_json(
-                folder / layout.MANIFEST, manifest if not self.failure else {**manifest, "state": "incomplete"}
-            )
+            self._say(folder, manifest if not self.failure else {**manifest, "state": "incomplete"})
         except OSError as error:
             self._fail(f"could not write {folder / layout.MANIFEST}: {error.strerror}")
 
@@ -392,10 +399,9 @@ class DumpWriter:
         oversize = b""
         while True:
             waiting = ring.waiting()
-            first = bytes(ring.stretch(waiting))
-            data = oversize + (
-                first if len(first) == waiting else first + bytes(ring.view[4096:][: waiting - len(first)])
-            )
+            data: bytes | memoryview = ring.stretch(waiting)
+            if oversize or len(data) < waiting:
+                data = oversize + bytes(data) + bytes(ring.view[DATA:][: waiting - len(data)])
             at, starts, parts, patches, filed = split(data, self._measures_filed)
             starts[1:2] = [self._measures_filed]
             for descriptor, start, part in zip(self._files, starts, parts, strict=False):
@@ -406,7 +412,7 @@ class DumpWriter:
             self._measures_filed = filed
             if at < len(data) and (oversize or not ring.free()):
                 # A frame longer than the ring: its bytes must leave before the rest can come.
-                oversize = data[at:]
+                oversize = bytes(data[at:])
                 ring.take(waiting)
                 while not ring.waiting() and not self._closed:
                     time.sleep(0.0005)

@@ -21,27 +21,24 @@ class CodeSwap:
         self.function = function
         self._around = around
         self._original = function.__code__
-        self._code: types.CodeType | None = None
         self._target: list[Callable[..., Any]] = []
+        self._code: types.CodeType | None = None
 
     def install(self) -> None:
-        function, around = self.function, self._around
-        twin = self._twin()
-        self._target.append(functools.partial(around, twin))
-        self._code = _calling(self._target, self._original)
-        function.__code__ = self._code
+        self._target[:] = [functools.partial(self._around, self._twin())]
+        if self._code is None:
+            self._code = _calling(self._target, self._original)
+        self.function.__code__ = self._code
 
     def remove(self) -> None:
         """Puts the function's own code back. A frame that still runs ours goes straight to the original."""
-        function = self.function
         if self._code is None:
             return
-        if function.__code__ is self._code:
-            function.__code__ = self._original
+        if self.function.__code__ is self._code:
+            self.function.__code__ = self._original
         twin = self._twin()
         # The collector does not look into code objects: without this the cycle through its constant lives for ever.
-        self._target[0] = lambda args, kwargs: twin(*args, **kwargs)
-        self._target, self._code = [], None
+        self._target[:] = [lambda args, kwargs: twin(*args, **kwargs)]
 
     def _twin(self) -> types.FunctionType:
         """The function as it was, under its own code."""

@@ -60,11 +60,10 @@ class CollectiveTap:
     def install(self) -> None:
         if not torch.distributed.is_available():
             return
-        space = torch.distributed.distributed_c10d
-        for name in WRITES:
-            function = getattr(space, name, None)
-            if isinstance(function, types.FunctionType):
-                self._swaps.append(CodeSwap(function, self._around(name)))
+        if not self._swaps:
+            space = torch.distributed.distributed_c10d
+            named = ((name, getattr(space, name, None)) for name in WRITES)
+            self._swaps = [CodeSwap(it, self._around(name)) for name, it in named if isinstance(it, types.FunctionType)]
         for swap in self._swaps:
             swap.install()
         work = torch.distributed.Work
@@ -82,7 +81,6 @@ class CollectiveTap:
     def remove(self) -> None:
         for swap in self._swaps:
             swap.remove()
-        self._swaps.clear()
         if self._wait is not None:
             torch.distributed.Work.wait = self._wait  # type: ignore[method-assign]
             self._wait = None

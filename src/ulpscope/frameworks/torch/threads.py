@@ -56,14 +56,13 @@ class ThreadTap:
         self._after_backward = after_backward
         self._make_function_mode = make_function_mode
         self._make_dispatch_mode = make_dispatch_mode
-        self._swaps: list[CodeSwap] = []
-        self._has_torch_function: Any = None
-
-    def install(self) -> None:
         self._swaps = [
             CodeSwap(threading.Thread._bootstrap_inner, self._new_thread),  # type: ignore[attr-defined]
             CodeSwap(torch.autograd.graph._engine_run_backward, self._run_engine),  # type: ignore[arg-type]
         ]
+        self._has_torch_function: Any = None
+
+    def install(self) -> None:
         for swap in self._swaps:
             swap.install()
         self._hide_from_fast_paths()
@@ -72,7 +71,6 @@ class ThreadTap:
     def remove(self) -> None:
         for swap in self._swaps:
             swap.remove()
-        self._swaps = []
         if self._has_torch_function is not None:
             torch.overrides.has_torch_function = self._has_torch_function
             self._has_torch_function = None
