@@ -62,7 +62,7 @@ void table_empty(Table *table) {
 
 int grow(void *array, size_t *room, size_t count, size_t item) {
     if (count <= *room) return 0;
-    size_t wanted = *room ? 2 * *room : 64;
+    size_t wanted = *room ? 2 * *room : 8;
     while (wanted < count) wanted *= 2;
     void *larger = realloc(*(void **)array, wanted * item);
     if (!larger) return PyErr_NoMemory(), -1;
@@ -413,8 +413,8 @@ static int execute(PyObject *module) {
 }
 static PyMethodDef functions[] = {{"split", split, METH_VARARGS, "Takes frames apart."}, {"learn", learn, METH_O,
     "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_graph", learn_graph, METH_O,
-    "The same of the graph."}, {"function_state", function_state, METH_NOARGS, "What a thread hears of, or -1."},
-    {"learn_silence", learn_silence, METH_O, "That state where nothing is heard; whether it can be set without Python."},
+    "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
+    {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
     {"enter_hook", enter_hook, METH_VARARGS, "Puts a hook into the table of a node; around torch's own way."},
     {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};

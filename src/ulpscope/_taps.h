@@ -121,6 +121,7 @@ typedef struct {
     uint32_t epoch, counted; /* of the numbers, and of the counters of names */
     uint64_t sequence, threads;
     PyObject *key; /* of this among what a thread keeps */
+    PyObject *take, *give_up; /* of the gate */
     Entry *entries;
     size_t entry_count, entry_room;
     PyObject *plain, *json, *named_index, *metas_index, *layouts, *slot_index[ROLES], *scalars[7];
@@ -157,8 +158,8 @@ int tensor_is_view(Direct *);
 int64_t tensor_output(Direct *);
 PyObject *learn(PyObject *module, PyObject *samples);
 PyObject *learn_graph(PyObject *module, PyObject *samples);
-PyObject *function_state(PyObject *module, PyObject *none);
-PyObject *learn_silence(PyObject *module, PyObject *silent);
+PyObject *thread_state(PyObject *module, PyObject *autograd);
+PyObject *learn_thread(PyObject *module, PyObject *args);
 int is_graph_known(void);
 void *tensor_impl(PyObject *value);
 void *tensor_node(void *impl);
@@ -170,7 +171,11 @@ PyObject *node_hang(void *node, int before, PyObject *hook);
 int64_t next_sequence(void); /* -1 where only Python can say */
 int unhear(int *was);
 void hear(int was);
-int is_grad_on(void); /* -1 where only Python can say */
+int is_grad_on(void); /* these are -1 where only Python can say */
+int is_tracing(void);
+int is_autograd_off(void);
+PyObject *frame_back(PyObject *frame); /* None behind the last */
+int64_t frame_lasti(PyObject *frame);
 
 /* Of _taps_numbers.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
@@ -221,6 +226,7 @@ typedef struct {
 int unheard(Fast *, Quiet *);
 void heard_again(Quiet *);
 int64_t sequence_now(Fast *);
+int traces(Fast *);
 int follows(Fast *, Call *);
 
 /* Of _taps_gauge.c. */

@@ -475,7 +475,7 @@ static int hold(Fast *f, PyObject *value, PyObject *armed) {
         a->above[a->count++] = weak;
     } else while ((a = f->anchors) && a->count == WITNESSES) {
         int alive = 0;
-        for (int i = 0; i < WITNESSES; i++) alive += PyWeakref_GetObject(a->above[i]) != Py_None;
+        for (int i = 0; !alive && i < WITNESSES; i++) alive = PyWeakref_GetObject(a->above[i]) != Py_None;
         if (alive) break;
         drop_anchor(f);
     }

@@ -28,6 +28,10 @@ static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
             f->roles = (unsigned)PyLong_AsUnsignedLong(value), found = 1;
         if (!found) return PyErr_Format(PyExc_TypeError, "%U is not known", key);
     }
+    if (f->given[GATE] != Py_None) {
+        set_ref(&f->take, GET(f->given[GATE], ACQUIRE));
+        set_ref(&f->give_up, GET(f->given[GATE], RELEASE));
+    }
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
@@ -142,7 +146,7 @@ static void fast_dealloc(Fast *f) {
     PyErr_Fetch(&kind, &error, &trace);
     if (f->key && all && PyDict_DelItem(all, f->key)) PyErr_Clear();
     PyErr_Restore(kind, error, trace);
-    Py_XDECREF(f->key);
+    Py_XDECREF(f->key), Py_XDECREF(f->take), Py_XDECREF(f->give_up);
     forget_values(f);
     fast_clear(f);
     Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->distrusted, &f->keys};

@@ -98,7 +98,7 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
 }
 
 static int add_value(Call *c, int64_t slot, const uint32_t row[3]) {
-    if (slot < 0 || grow(&c->values, &c->room, 4 * (c->count + 1), sizeof *c->values)) return -1;
+    if (slot < 0 || grow(&c->values, &c->room, c->room ? 4 * (c->count + 1) : 16, sizeof *c->values)) return -1;
     uint32_t *to = c->values + 4 * c->count++;
     to[0] = (uint32_t)slot;
     memcpy(to + 1, row, 3 * sizeof *row);
@@ -209,7 +209,7 @@ Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const lon
 int enter(Fast *f, State *s) {
     if (s->busy) return 0;
     s->busy = s->in_c = 1; /* before anything is asked for: a finalizer can run wherever memory is */
-    int taken = truth_of(PyObject_CallMethodObjArgs(f->given[GATE], word[ACQUIRE], Py_False, NULL));
+    int taken = truth_of(PyObject_CallFunctionObjArgs(f->take, Py_False, NULL));
     if (!taken) {
         PyObject *done = ASK(f->given[RECORDER], WAIT_FOR_GATE);
         taken = done ? 1 : -1;
@@ -224,7 +224,7 @@ void leave(Fast *f, State *s) {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     s->busy = s->in_c = f->in_c = 0;
-    PyObject *done = ASK(f->given[GATE], RELEASE);
+    PyObject *done = PyObject_CallNoArgs(f->give_up);
     if (!done) PyErr_Clear(); /* it was freed already, because an exception seemed to have left it behind */
     Py_XDECREF(done);
     PyErr_Restore(kind, error, trace);
@@ -278,6 +278,14 @@ int64_t sequence_now(Fast *f) {
     int64_t now = next_sequence();
     return now >= 0 ? now : number_of(PyObject_CallNoArgs(f->given[SEQUENCE]));
 }
+/* Whether somebody writes down what is called. */
+int traces(Fast *f) {
+    int known = is_tracing();
+    if (known >= 0) return known;
+    PyObject *tracing = PyObject_CallNoArgs(f->given[TRACING]);
+    Py_XDECREF(tracing);
+    return tracing ? tracing != Py_None : -1;
+}
 /* Whether the backward of a call is wanted, and there will be one. */
 int follows(Fast *f, Call *c) {
     int follow = is_grad_on();
@@ -297,7 +305,7 @@ typedef struct {
 
 /* How many arguments the call under way in the frame above another has by position, or 0. */
 static int64_t positions_at(Fast *f, PyObject *frame) {
-    PyObject *caller = GET(frame, F_BACK), *code = NULL, *back;
+    PyObject *caller = frame_back(frame), *code = NULL, *back;
     int kind = 0;
     int64_t result = -1;
     while (caller && caller != Py_None) {
@@ -306,12 +314,12 @@ static int64_t positions_at(Fast *f, PyObject *frame) {
         kind = code_class(f, code);
         if (kind < 0) goto done;
         if (!(kind & IN_DISPATCHER)) break;
-        back = GET(caller, F_BACK);
+        back = frame_back(caller);
         set_ref(&caller, back);
     }
     if (!caller) goto done;
     if (caller == Py_None) { result = 0; goto done; }
-    uint64_t lasti = (uint64_t)number_of(GET(caller, F_LASTI)), *found = table_find(&f->shapes, (uint64_t)code,
+    uint64_t lasti = (uint64_t)frame_lasti(caller), *found = table_find(&f->shapes, (uint64_t)code,
         lasti, 0);
     if (found) result = (int64_t)*found;
     else {
@@ -362,12 +370,12 @@ static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject
         Py_DECREF(code);
         if (kind < 0) return -1;
         if (!(kind & IN_OVERRIDES)) break;
-        if (!(back = GET(shown->frame, F_BACK))) return -1;
+        if (!(back = frame_back(shown->frame))) return -1;
         if (back == Py_None) { Py_DECREF(back); break; }
         set_ref(&shown->frame, back);
     }
     if (flags & FUNCTIONAL && kind & IN_FUNCTIONAL) {
-        if (!(back = GET(shown->frame, F_BACK))) return -1;
+        if (!(back = frame_back(shown->frame))) return -1;
         int64_t wanted = back == Py_None ? 0 : positions_at(f, shown->frame);
         if (wanted < 0) { Py_DECREF(back); return -1; }
         if (back != Py_None && wanted <= PyTuple_Size(shown->args)) set_ref(&shown->frame, back);
@@ -388,7 +396,7 @@ static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject
     if (flags & SIGNED) {
         code = (PyObject *)PyFrame_GetCode((PyFrameObject *)shown->frame);
         kind = code_class(f, code);
-        int64_t lasti = number_of(GET(shown->frame, F_LASTI));
+        int64_t lasti = frame_lasti(shown->frame);
         PyObject *sign = kind < 0 || PyErr_Occurred() ? NULL : kind & IN_TORCH ? NULL : sign_at(f, shown->frame,
             api_name, lasti, code, shown->args);
         Py_DECREF(code);
@@ -496,10 +504,8 @@ static PyObject *handle(Mode *m, PyObject *all) {
     int active = truth_of(GET(f->given[RECORDER], ACTIVE));
     if (active <= 0) return active ? NULL : PyObject_Call(func, args, kwargs);
     if (!(flags & QUICK) || !are_ordinary(f, types)) goto slow;
-    PyObject *tracing = PyObject_CallNoArgs(f->given[TRACING]);
-    Py_XDECREF(tracing);
-    if (!tracing) return NULL;
-    if (tracing != Py_None) return PyObject_Call(func, args, kwargs);
+    int tracing = traces(f);
+    if (tracing) return tracing < 0 ? NULL : PyObject_Call(func, args, kwargs);
     if (f->on_module) return PyObject_Call(func, args, kwargs);
     PyObject *out = kwargs ? PyDict_GetItem(kwargs, word[OUT]) : NULL;
     PyObject *inplace = kwargs ? PyDict_GetItem(kwargs, word[INPLACE]) : NULL;
@@ -509,7 +515,8 @@ static PyObject *handle(Mode *m, PyObject *all) {
     if (quiet < 0) return NULL;
     if (quiet) return PyObject_Call(func, args, kwargs);
     if (!PyList_Size(s->object[CALLS])) {
-        int inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));
+        int inside = is_autograd_off();
+        if (inside < 0) inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));
         if (inside < 0) return NULL;
         if (inside) inside = !truth_of(PyObject_CallNoArgs(f->given[INFERENCE])); /* which excludes autograd too */
         if (inside) goto slow;

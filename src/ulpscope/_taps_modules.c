@@ -98,11 +98,9 @@ static const Known *known_as(Around *a, PyObject *module, PyObject *above) {
 /* 1: done here; 0: the call is none of ours; 2: by Python; -1 after an error. */
 static int is_usual(Around *a, State *s, PyObject *module) {
     Fast *f = a->fast;
-    PyObject *tracing = PyObject_CallNoArgs(f->given[TRACING]);
-    Py_XDECREF(tracing);
-    if (!tracing) return -1;
-    int fx = tracing == Py_None ? truth_of(GET(a->tracer, TRACING_FLAG)) : 1;
-    if (fx) return fx < 0 ? -1 : 0;
+    int tracing = traces(f);
+    if (!tracing) tracing = truth_of(GET(a->tracer, TRACING_FLAG));
+    if (tracing) return tracing < 0 ? -1 : 0;
     if (s->compiled || (s->busy && s->in_c)) return 0; /* a finalizer that runs inside our own code */
     int is_module = PyObject_IsInstance(module, a->module_class);
     if (is_module <= 0) return is_module;

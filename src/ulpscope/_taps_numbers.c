@@ -108,14 +108,14 @@ int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, in
     while (walk && walk != Py_None && walk != stop) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)walk);
         Py_XDECREF(code); /* its frame keeps it */
-        lasti = number_of(GET(walk, F_LASTI));
+        lasti = frame_lasti(walk);
         if (count == room) {
             if (grow(&heap, &heap_room, 4 * room, sizeof *heap)) goto done;
             if (spots == near) memcpy(heap, near, sizeof near);
             spots = heap, room *= 2;
         }
         spots[2 * count] = (uint64_t)code, spots[2 * count + 1] = (uint64_t)lasti, count++;
-        PyObject *back = GET(walk, F_BACK);
+        PyObject *back = frame_back(walk);
         Py_DECREF(walk);
         walk = back;
     }

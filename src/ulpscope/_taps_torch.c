@@ -35,14 +35,17 @@ static struct {
     PyObject *(*hang[2])(void *, PyObject *);
     uint64_t (*sequence)(void);
 } graph;
-/* Of the thread: whether classes and modes hear of calls, and whether there will be a backward pass. */
+/* Of the thread: whether classes and modes hear of calls, whether there will be a backward pass, whether anybody writes down
+ * what is called, whether we are below autograd. */
 static struct {
     int ready, silent;
+    uint16_t autograd;
     int (*state)(void);
     void (*set_state)(int);
     char (*grad_enabled)(void);
+    void **(*tracing)(void);
+    char (*excluded)(uint16_t);
 } thread;
-
 typedef struct {
     const char *name;
     int library;
@@ -197,6 +200,8 @@ int unhear(int *was) {
 }
 void hear(int was) { thread.set_state(was); }
 int is_grad_on(void) { return thread.ready ? thread.grad_enabled() & 1 : -1; }
+int is_tracing(void) { return thread.ready ? *thread.tracing() != NULL : -1; }
+int is_autograd_off(void) { return thread.ready ? thread.excluded(thread.autograd) & 1 : -1; }
 
 /* A sample of the graph: a tensor that is no view of anything written, the sequence number of its node, and of each child a
  * tensor (None where there is no child), the number of its output, whether it is a leaf. */
@@ -263,16 +268,51 @@ PyObject *learn_graph(PyObject *module, PyObject *list) {
     graph.ready = good && found && graph.variable_at;
     return PyBool_FromLong(graph.ready);
 }
-/* What the thread is set to, or -1; and what it is set to where nothing is heard. */
-PyObject *function_state(PyObject *module, PyObject *none) {
+/* The four answers, by which Python sees whether they are right; None where a function is missing. */
+PyObject *thread_state(PyObject *module, PyObject *autograd) {
     const Wanted wanted[] = {
         {"_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", 0, &thread.state},
         {"_ZN2at4impl22PythonTorchFunctionTLS18set_disabled_stateENS0_26TorchFunctionDisabledStateE", 0, &thread.set_state},
-        {"_ZN3c108GradMode10is_enabledEv", 1, &thread.grad_enabled}};
-    return PyLong_FromLong(find_functions(wanted, sizeof wanted / sizeof *wanted) ? thread.state() : -1);
+        {"_ZN5torch3jit6tracer15getTracingStateEv", 0, &thread.tracing},
+        {"_ZN3c108GradMode10is_enabledEv", 1, &thread.grad_enabled},
+        {"_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE", 1, &thread.excluded}};
+    long key = PyLong_AsLong(autograd);
+    if (PyErr_Occurred()) return NULL;
+    if (!find_functions(wanted, sizeof wanted / sizeof *wanted)) Py_RETURN_NONE;
+    return Py_BuildValue("(iiii)", thread.state(), thread.grad_enabled() & 1, *thread.tracing() != NULL,
+        thread.excluded((uint16_t)key) & 1);
 }
-PyObject *learn_silence(PyObject *module, PyObject *silent) {
-    thread.silent = (int)PyLong_AsLong(silent);
-    thread.ready = !PyErr_Occurred() && thread.silent > 0 && thread.state && thread.set_state && thread.grad_enabled;
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(thread.ready);
+/* What the first of them is where nothing is heard, and the key of the last. */
+PyObject *learn_thread(PyObject *module, PyObject *args) {
+    long autograd;
+    if (!PyArg_ParseTuple(args, "il", &thread.silent, &autograd)) return NULL;
+    thread.autograd = (uint16_t)autograd;
+    thread.ready = thread.silent > 0 && thread.state && thread.set_state && thread.grad_enabled && thread.tracing && thread.excluded;
+    return PyBool_FromLong(thread.ready);
+}
+
+/* --- frames ------------------------------------------------------------------------------------------------------ */
+
+/* Functions that Python has and its stable interface has not. */
+static struct {
+    int looked;
+    PyObject *(*back)(PyObject *);
+    int (*lasti)(PyObject *);
+} frames;
+static void find_frames(void) {
+    frames.looked = 1;
+#ifndef _WIN32
+    void *found[] = {dlsym(RTLD_DEFAULT, "PyFrame_GetBack"), dlsym(RTLD_DEFAULT, "PyFrame_GetLasti")};
+    memcpy(&frames.back, found, sizeof *found), memcpy(&frames.lasti, found + 1, sizeof *found);
+#endif
+}
+PyObject *frame_back(PyObject *frame) {
+    if (!frames.looked) find_frames();
+    if (!frames.back) return GET(frame, F_BACK);
+    PyObject *back = frames.back(frame);
+    return back ? back : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+int64_t frame_lasti(PyObject *frame) {
+    if (!frames.looked) find_frames();
+    return frames.lasti ? frames.lasti(frame) : number_of(GET(frame, F_LASTI));
 }

@@ -140,7 +140,7 @@ def test_without_the_silence_the_same_is_recorded(tmp_path: Path, level: str) ->
 
     fast = recorded("fast")
     assert taps.C is not None
-    assert not taps.C.learn_silence(-1)
+    assert not taps.C.learn_thread(0, 0)
     assert fast == recorded("slow")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from typing import Any
@@ -28,13 +29,28 @@ def learn() -> bool:
     try:
         if taps.C is None or not taps.C.learn(samples()):
             return False
-        with torch._C.DisableTorchFunction():
-            silent = taps.C.function_state()
-        heard = taps.C.function_state()
-        return taps.C.learn_silence(silent if silent != heard else -1) and taps.C.learn_graph(nodes())
+        return _learn_thread(taps.C) and taps.C.learn_graph(nodes())
     except Exception as error:  # another torch: attributes serve everywhere
         log.debug("torch is asked through Python: %s", error)
         return False
+
+
+def _learn_thread(extension: Any) -> bool:
+    """Shows what a thread is set to, in each way in which it can be."""
+    autograd = torch._C.DispatchKey.AutogradFunctionality
+    answers = []
+    for setting in (contextlib.nullcontext(), torch.no_grad(), torch.inference_mode(), torch._C.DisableTorchFunction()):
+        with setting:
+            told = extension.thread_state(int(autograd))
+            if told is None:
+                return False
+            tracing = torch._C._get_tracing_state() is not None
+            excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(autograd)
+            if told[1:] != (torch.is_grad_enabled(), tracing, excluded):
+                return False
+            answers.append(told)
+    heard, silent = answers[0][0], answers[-1][0]
+    return bool(extension.learn_thread(silent if silent != heard else 0, int(autograd)))
 
 
 def samples() -> list[tuple[Any, ...]]:
