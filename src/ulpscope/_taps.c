@@ -4,7 +4,11 @@
  * Nothing here is linked with torch: _taps_torch.c asks ordinary tensors, others are asked through their attributes.
  * The lock that keeps all this in order is the recorder's gate, held by every caller. */
 #include "_taps.h"
+#include <errno.h>
 #include <structmember.h>
+#ifndef _WIN32
+#include <sys/uio.h>
+#endif
 
 PyObject *word[WORDS];
 static const char *const spelling[WORDS] = {
@@ -216,12 +220,13 @@ static PyObject *frames_patch(Frames *f, PyObject *args) {
     if (wake_if_full(f)) return NULL;
     Py_RETURN_NONE;
 }
+#ifndef _WIN32
 typedef struct {
     uint32_t body, sizes[5];
     uint64_t places[5];
     const char *cut;
 } Frame;
-/* The frame at a place; 0 where it is not whole, -1 after an error. */
+/* The frame at a place; 0 where it is not whole, -1 where it is broken. */
 static int frame_at(const Py_buffer *data, Py_ssize_t at, Frame *to) {
     if (at + FRAME_HEAD > data->len) return 0;
     const char *head = (const char *)data->buf + at;
@@ -230,55 +235,79 @@ static int frame_at(const Py_buffer *data, Py_ssize_t at, Frame *to) {
     to->cut = head + FRAME_HEAD;
     uint64_t all = 0;
     for (int i = 0; i < 5; i++) all += to->sizes[i];
-    if (all <= to->body) return 1;
-    PyErr_SetString(PyExc_ValueError, "a frame of the journal is broken");
-    return -1;
+    return all <= to->body ? 1 : -1;
 }
-/* Takes all whole frames apart; store/frames.py says into what. */
-static PyObject *split(PyObject *module, PyObject *args) {
+/* Pieces that follow each other in a file. */
+enum { MOST_PIECES = 256 };
+typedef struct {
+    int file, count;
+    uint64_t at;
+    struct iovec pieces[MOST_PIECES];
+} Run;
+static int run_write(Run *run) {
+    struct iovec *next = run->pieces;
+    while (run->count) {
+        ssize_t done = pwritev(run->file, next, run->count, (off_t)run->at);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done ? -1 : (errno = EIO, -1);
+        run->at += (uint64_t)done;
+        while (run->count && (size_t)done >= next->iov_len) done -= (ssize_t)next->iov_len, next++, run->count--;
+        if (run->count) next->iov_base = (char *)next->iov_base + done, next->iov_len -= (size_t)done;
+    }
+    return 0;
+}
+static int run_add(Run *run, const char *data, size_t size) {
+    if (!size) return 0;
+    if (run->count == MOST_PIECES && run_write(run)) return -1;
+    run->pieces[run->count++] = (struct iovec){(void *)(uintptr_t)data, size};
+    return 0;
+}
+/* 0, an error number, or -1 where a frame is broken. */
+static int file_all(const Py_buffer *data, Run runs[5], uint64_t *filed, Py_ssize_t *end) {
+    Frame frame;
+    int whole;
+    uint64_t begun = *filed;
+    Py_ssize_t at = 0;
+    for (; (whole = frame_at(data, at, &frame)) > 0; at += FRAME_HEAD + (Py_ssize_t)frame.body)
+        for (int i = 0; i < 5; frame.cut += frame.sizes[i++]) {
+            if (!at) runs[i].at = i == 1 ? begun : frame.places[i];
+            if (i == 1 && frame.places[1] != *filed) continue;
+            if (run_add(runs + i, frame.cut, frame.sizes[i])) return errno;
+            *filed += i == 1 ? frame.sizes[1] : 0;
+        }
+    if (whole < 0) return -1;
+    for (int i = 0; i < 5; i++) if (run_write(runs + i)) return errno;
+    *end = at;
+    /* Then what is known now of measures that are there already. */
+    for (at = 0; at < *end && frame_at(data, at, &frame) > 0; at += FRAME_HEAD + (Py_ssize_t)frame.body) {
+        if (frame.places[1] == begun) {
+            begun += frame.sizes[1];
+            continue;
+        }
+        runs[1].at = frame.places[1];
+        if (run_add(runs + 1, frame.cut + frame.sizes[0], frame.sizes[1]) || run_write(runs + 1)) return errno;
+    }
+    return 0;
+}
+static PyObject *file_frames(PyObject *module, PyObject *args) {
     Py_buffer data;
     unsigned long long begun;
-    if (!PyArg_ParseTuple(args, "y*K", &data, &begun)) return NULL;
-    PyObject *patches = PyList_New(0), *starts = PyList_New(0), *parts = PyTuple_New(5), *result = NULL;
-    size_t sizes[5] = {0};
-    char *to[5];
-    Py_ssize_t at = 0, end;
+    int files[5], failed;
+    if (!PyArg_ParseTuple(args, "y*(iiiii)K", &data, files, files + 1, files + 2, files + 3, files + 4, &begun)) return NULL;
+    Run *runs = calloc(5, sizeof *runs);
     uint64_t filed = begun;
-    Frame frame;
-    int status = patches && starts && parts ? 1 : -1;
-    for (; status > 0 && (status = frame_at(&data, at, &frame)) > 0; at += FRAME_HEAD + (Py_ssize_t)frame.body)
-        for (int i = 0; i < 5; i++) {
-            PyObject *start = at ? NULL : PyLong_FromUnsignedLongLong(frame.places[i]);
-            if (!at && (!start || PyList_Append(starts, start))) status = -1;
-            Py_XDECREF(start);
-            if (i == 1 && frame.places[1] != filed) continue;
-            sizes[i] += frame.sizes[i], filed += i == 1 ? frame.sizes[1] : 0;
-        }
-    end = at;
-    for (int i = 0; status >= 0 && i < 5; i++) {
-        PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)sizes[i]);
-        if (!bytes || PyTuple_SetItem(parts, i, bytes)) status = -1;
-        else to[i] = PyBytes_AsString(bytes);
-    }
-    for (at = 0, filed = begun; status >= 0 && at < end; at += FRAME_HEAD + (Py_ssize_t)frame.body) {
-        status = frame_at(&data, at, &frame);
-        for (int i = 0; status > 0 && i < 5; frame.cut += frame.sizes[i++]) {
-            if (i == 1 && frame.places[1] != filed) {
-                PyObject *patch = !frame.sizes[1] ? NULL : Py_BuildValue("(Ky#)", frame.places[1], frame.cut,
-                    (Py_ssize_t)frame.sizes[1]);
-                if (frame.sizes[1] && (!patch || PyList_Append(patches, patch))) status = -1;
-                Py_XDECREF(patch);
-                continue;
-            }
-            memcpy(to[i], frame.cut, frame.sizes[i]), to[i] += frame.sizes[i];
-            filed += i == 1 ? frame.sizes[1] : 0;
-        }
-    }
-    if (status >= 0) result = Py_BuildValue("(nOOOK)", end, starts, parts, patches, (unsigned long long)filed);
+    Py_ssize_t end = 0;
+    for (int i = 0; runs && i < 5; i++) runs[i].file = files[i];
+    Py_BEGIN_ALLOW_THREADS
+    failed = runs ? file_all(&data, runs, &filed, &end) : ENOMEM;
+    Py_END_ALLOW_THREADS
+    free(runs);
     PyBuffer_Release(&data);
-    Py_XDECREF(patches), Py_XDECREF(starts), Py_XDECREF(parts);
-    return result;
+    if (failed < 0) return PyErr_SetString(PyExc_ValueError, "a frame of the journal is broken"), NULL;
+    if (failed) return errno = failed, PyErr_SetFromErrno(PyExc_OSError);
+    return Py_BuildValue("(nK)", end, (unsigned long long)filed);
 }
+#endif
 static void frames_dealloc(Frames *f) {
     PyTypeObject *type = Py_TYPE(f);
     PyObject_GC_UnTrack(f);
@@ -411,7 +440,11 @@ static int execute(PyObject *module) {
            add_type(module, "Lane", &lane_spec, &lane_type) || add_type(module, "Around", &around_spec, NULL) ||
            add_type(module, "Arrival", &arrival_spec, NULL);
 }
-static PyMethodDef functions[] = {{"split", split, METH_VARARGS, "Takes frames apart."}, {"learn", learn, METH_O,
+static PyMethodDef functions[] = {
+#ifndef _WIN32
+    {"file_frames", file_frames, METH_VARARGS, "Writes frames into the files of their tables."},
+#endif
+    {"learn", learn, METH_O,
     "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_graph", learn_graph, METH_O,
     "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
     {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},

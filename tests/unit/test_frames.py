@@ -1,5 +1,8 @@
-"""Frames in C and in Python put the same bytes into a ring, and both take them apart."""
+"""Frames in C and in Python put the same bytes into a ring, and both file them."""
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ulpscope.store import frames
-from ulpscope.store.frames import PlainFrames, plain_split
+from ulpscope.store.frames import PlainFrames, plain_file_frames
 
 _DATA = 4096
 _CAPACITY = 3000
@@ -63,15 +66,75 @@ def test_both_put_the_same(program: list[Any]) -> None:
     by_c.frames.attach(None)
 
 
+def filed(how: Any, data: bytes | memoryview, already: int = 0) -> tuple[Any, list[bytes]]:
+    """What a way of filing answers, and what is in the five files afterwards."""
+    files = [tempfile.TemporaryFile() for _ in range(5)]
+    files[1].write(bytes(already))
+    files[1].flush()
+    try:
+        answer = how(data, tuple(file.fileno() for file in files), already)
+        contents = []
+        for file in files:
+            file.seek(0)
+            contents.append(file.read())
+        return answer, contents
+    finally:
+        for file in files:
+            file.close()
+
+
 @settings(max_examples=60)
 @given(calls, st.integers(0, 80))
-def test_both_take_apart_what_was_put(program: list[Any], cut: int) -> None:
+def test_both_file_what_was_put(program: list[Any], cut: int) -> None:
     side = Side(PlainFrames)
     side.play(program)
     end = int.from_bytes(side.memory[16:24], "little")
     data = bytes(side.memory[_DATA : _DATA + min(end, _CAPACITY)])
     data = data[: max(0, len(data) - cut)]
-    assert frames.split(data, 0) == plain_split(data, 0)
+    assert filed(frames.file_frames, data) == filed(plain_file_frames, data)
+    assert filed(frames.file_frames, memoryview(data), 224) == filed(plain_file_frames, memoryview(data), 224)
+
+
+def test_thousands_of_pieces_are_filed() -> None:
+    side = Side(PlainFrames)
+    side.memory = bytearray(_DATA + (1 << 20))
+    side.frames.attach(memoryview(side.memory))
+    for number in range(3000):
+        side.frames.add_string(str(number))
+        side.frames.add_measured(bytes([number % 251]) * 116)
+        side.frames.commit(bytes([number % 251]) * 72, b"")
+    side.frames.patch(112, b"z" * 112, b"yyyy")
+    data = memoryview(side.memory)[_DATA : _DATA + int.from_bytes(side.memory[16:24], "little")]
+    answer, contents = filed(frames.file_frames, data)
+    assert (answer, contents) == filed(plain_file_frames, data)
+    assert answer == (len(data), 3000 * 112)
+    assert contents[0].split() == [b"%d" % number for number in range(3000)]
+    assert contents[1][112:224] == b"z" * 112
+    assert contents[2].endswith(b"yyyy")
+
+
+@pytest.mark.parametrize("how", [frames.file_frames, plain_file_frames])
+def test_a_file_that_cannot_be_written_is_an_error(how: Any, tmp_path: Path) -> None:
+    side = Side(PlainFrames)
+    side.frames.add_string("x")
+    side.frames.commit(bytes(72), b"")
+    (tmp_path / "file").write_bytes(b"")
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        with pytest.raises(OSError):
+            how(bytes(side.memory[_DATA:]), (descriptor,) * 5, 0)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_broken_frame_is_refused() -> None:
+    side = Side(PlainFrames)
+    side.frames.add_string("x")
+    side.frames.commit(bytes(72), b"")
+    data = bytearray(side.memory[_DATA : _DATA + int.from_bytes(side.memory[16:24], "little")])
+    data[48:52] = b"\xff\xff\xff\x7f"
+    with pytest.raises(ValueError, match="broken"):
+        filed(frames.file_frames, bytes(data))
 
 
 def test_a_failed_writer_gets_nothing() -> None:

@@ -1,11 +1,12 @@
 """Frames of the journal: what has come since the last one, with the place of each part in its table.
 
-`Frames` and `split` come from the C extension where it could be built; `PlainFrames` and `plain_split` do the same in Python. The caller sees to it that
-one thread at a time is inside.
+`Frames` and `file_frames` come from the C extension where it could be built; `PlainFrames` and `plain_file_frames` do the same in
+Python. The caller sees to it that one thread at a time is inside.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -107,17 +108,16 @@ def _taken(parts: list[bytes]) -> bytes:
     return whole
 
 
-# How far it went, where the first frame of each table belongs, the bytes of each table, rows of measures that belong elsewhere
-# with their places, and where the measures now end.
-Split = tuple[int, list[int], tuple[bytes, ...], list[tuple[int, bytes]], int]
+# How far it went, and where the measures now end.
+Filed = tuple[int, int]
 
 
-def plain_split(data: bytes | memoryview, filed: int) -> Split:
-    """Takes all whole frames apart; `filed` bytes of measures are in their file."""
+def plain_file_frames(data: bytes | memoryview, descriptors: tuple[int, ...], filed: int) -> Filed:
+    """Writes all whole frames into the files of their tables; `filed` bytes of measures are there already. Raises OSError."""
     tables: tuple[list[bytes], ...] = ([], [], [], [], [])
     patches: list[tuple[int, bytes]] = []
     starts: list[int] = []
-    at = 0
+    at, end = 0, filed
     while at + FRAME.size <= len(data):
         _, length, *places, one, two, three, four, five = FRAME.unpack_from(data, at)
         cut = at + FRAME.size
@@ -127,15 +127,29 @@ def plain_split(data: bytes | memoryview, filed: int) -> Split:
         for number, size in enumerate((one, two, three, four, five)):
             part = bytes(data[cut : cut + size])
             cut += size
-            if number == 1 and size and places[1] != filed:
+            if number == 1 and size and places[1] != end:
                 patches.append((places[1], part))
             elif size:
                 tables[number].append(part)
-                filed += size if number == 1 else 0
-        at = cut
-    return at, starts, tuple(b"".join(table) for table in tables), patches, filed
+                end += size if number == 1 else 0
+        at += FRAME.size + length
+    starts[1:2] = [filed]
+    for descriptor, start, parts in zip(descriptors, starts, tables, strict=False):
+        write_all(descriptor, b"".join(parts), start)
+    for start, part in patches:
+        write_all(descriptors[1], part, start)
+    return at, end
+
+
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        done = os.pwrite(descriptor, rest, offset)
+        offset += done
+        rest = rest[done:]
 
 
 Frames: Any = PlainFrames if taps.C is None else taps.C.Frames
-split: Callable[[bytes | memoryview, int], Split] = plain_split if taps.C is None else taps.C.split
+file_frames: Callable[[bytes | memoryview, tuple[int, ...], int], Filed]
+file_frames = getattr(taps.C, "file_frames", plain_file_frames)
 assert CALL_ROW.size == 72 and FRAME.size == 72 and _MEASURE_BYTES == 112  # as _taps.h has them

@@ -28,7 +28,7 @@ from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
 from ulpscope.own_threads import NoThreadError, OwnThread, here
 from ulpscope.store import layout
-from ulpscope.store.frames import Frames, split
+from ulpscope.store.frames import Frames, file_frames, write_all
 from ulpscope.store.ring import DATA, Ring, beside_streams
 from ulpscope.store.tables import CALL_ROW, NONE64, UNKNOWN
 
@@ -402,14 +402,7 @@ class DumpWriter:
             data: bytes | memoryview = ring.stretch(waiting)
             if oversize or len(data) < waiting:
                 data = oversize + bytes(data) + bytes(ring.view[DATA:][: waiting - len(data)])
-            at, starts, parts, patches, filed = split(data, self._measures_filed)
-            starts[1:2] = [self._measures_filed]
-            for descriptor, start, part in zip(self._files, starts, parts, strict=False):
-                if part:
-                    _write_all(descriptor, part, start)
-            for start, rows in patches:
-                _write_all(self._files[1], rows, start)
-            self._measures_filed = filed
+            at, self._measures_filed = file_frames(data, tuple(self._files), self._measures_filed)
             if at < len(data) and (oversize or not ring.free()):
                 # A frame longer than the ring: its bytes must leave before the rest can come.
                 oversize = bytes(data[at:])
@@ -428,7 +421,7 @@ class DumpWriter:
                 if self._direct_file >= 0 and aligned and ring.taken % _BLOCK == 0:
                     size = self._write_direct(data[:aligned], ring.taken)
                 elif everything or self._direct_file < 0:
-                    _write_all(self._payload_file, data, ring.taken)
+                    write_all(self._payload_file, data, ring.taken)
                     size = len(data)
                 else:
                     return
@@ -464,14 +457,6 @@ class DumpWriter:
             self.failure = why
             self.frames.failed = True
             self.on_failure(why)
-
-
-def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        done = os.pwrite(descriptor, rest, offset)
-        offset += done
-        rest = rest[done:]
 
 
 def _what_to_do(error: OSError, folder: Path | None) -> str:
