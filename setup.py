@@ -43,6 +43,7 @@ setup(
                 "_taps_modules",
                 "_taps_fast",
                 "_taps_backward",
+                "_taps_edges",
                 "_taps_gauge",
                 "_taps_torch",
             ),

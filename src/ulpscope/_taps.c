@@ -207,16 +207,16 @@ static PyObject *frames_commit_call(Frames *f, PyObject *args) {
 /* Rows of measures that are there already, and sketches that follow the last ones. */
 static PyObject *frames_patch(Frames *f, PyObject *args) {
     unsigned long long place;
-    const char *rows, *sketches;
-    Py_ssize_t size, more;
-    if (!PyArg_ParseTuple(args, "Ky#y#", &place, &rows, &size, &sketches, &more)) return NULL;
-    if (!f->map || f->failed) Py_RETURN_NONE;
-    uint64_t places[5] = {f->sizes[0], place, f->sizes[2], f->sizes[3], f->sizes[4]};
-    Bytes parts[5] = {{0}, {(char *)rows, (size_t)size, 0}, {(char *)sketches, (size_t)more, 0}};
-    int done = frames_place(f, places, parts);
+    Py_buffer rows, sketches;
+    if (!PyArg_ParseTuple(args, "Ky*y*", &place, &rows, &sketches)) return NULL;
+    uint64_t places[5] = {f->sizes[0], place, f->sizes[2], f->sizes[3], f->sizes[4]}, more = (uint64_t)sketches.len;
+    Bytes parts[5] = {{0}, {rows.buf, (size_t)rows.len, 0}, {sketches.buf, (size_t)more, 0}};
+    int done = f->map && !f->failed ? frames_place(f, places, parts) : 2;
+    PyBuffer_Release(&rows), PyBuffer_Release(&sketches);
     if (done < 0) return NULL;
-    f->sizes[2] += done ? (uint64_t)more : 0;
-    f->sketch_size += (uint64_t)more;
+    if (done == 2) Py_RETURN_NONE;
+    f->sizes[2] += done ? more : 0;
+    f->sketch_size += more;
     if (wake_if_full(f)) return NULL;
     Py_RETURN_NONE;
 }
@@ -448,6 +448,7 @@ static PyMethodDef functions[] = {
     "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_graph", learn_graph, METH_O,
     "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
     {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
+    {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
     {"enter_hook", enter_hook, METH_VARARGS, "Puts a hook into the table of a node; around torch's own way."},
     {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};

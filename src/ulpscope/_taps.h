@@ -1,6 +1,6 @@
 /* What the files of the capture's hot path share: _taps.c (frames, calls), _taps_numbers.c (names, stacks, values),
  * _taps_modes.c (calls and the function mode), _taps_modules.c (modules), _taps_fast.c (what Python calls),
- * _taps_backward.c (gradients), _taps_gauge.c (tensors on a device), _taps_torch.c (tensors without Python). */
+ * _taps_backward.c (gradients), _taps_edges.c (the graph), _taps_gauge.c (tensors on a device), _taps_torch.c (tensors without Python). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
 #include "_abi.h"
@@ -232,9 +232,41 @@ int follows(Fast *, Call *);
 /* Of _taps_gauge.c. */
 int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, uint64_t pointer);
 int is_lane(PyObject *);
+PyObject *rows_of(PyObject *module, PyObject *args);
+
+/* Of _taps_edges.c. */
+#define LEAF NONE64 /* the sequence number of nodes that accumulate */
+/* Nodes are objects of Python, or, where the graph can be read without it, torch's own; then nothing of Python is made for them. */
+typedef struct {
+    void *node; /* of a leaf, the tensor, or its implementation */
+    PyObject *path;
+    int64_t number;    /* -1 for a leaf */
+    uint64_t sequence; /* of torch's own: another node may have come to lie where it was */
+} Edge;
+typedef struct {
+    PyObject_HEAD
+    Edge *list;
+    size_t count, room;
+    char native;
+} Edges;
+/* What a node leads to. */
+typedef struct {
+    void *node;
+    PyObject *list; /* of Python */
+    size_t count;
+} Children;
+typedef struct {
+    void *node; /* NULL where there is none */
+    int64_t number;
+    uint64_t sequence;
+} Child;
+int node_of(PyObject *value, Direct *, int native, void **node);
+int children_of(void *node, int native, Children *);
+int child_at(const Children *, size_t at, Child *);
+int find_edge(const Edges *, const Child *, int turn);
+PyObject *edges_table(Edges *, PyObject *none);
 
 /* Of _taps_backward.c. */
-typedef struct Edges Edges;
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
 Edges *edges_of(Fast *, PyObject *args, PyObject *kwargs, int peek, int native);
 void drop_passes(Fast *);

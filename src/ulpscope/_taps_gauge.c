@@ -1,6 +1,7 @@
 /* Queueing the measuring of a tensor on its device, for the ordinary case: a kernel that is compiled, a batch with room.
  * cuda_gauge.py has the whole of it, makes the kernels and the batches, and takes every other case. */
 #include "_taps.h"
+#include <math.h>
 #include <structmember.h>
 #ifndef _WIN32
 #include <dlfcn.h>
@@ -205,3 +206,73 @@ static PyType_Slot lane_slots[] = {
     {Py_tp_init, lane_init}, {Py_tp_dealloc, lane_dealloc}, {Py_tp_members, lane_members}, {Py_tp_methods,
         lane_methods}, {0, NULL}};
 PyType_Spec lane_spec = {"ulpscope._taps.Lane", sizeof(Lane), 0, Py_TPFLAGS_DEFAULT, lane_slots};
+
+/* --- answers ----------------------------------------------------------------------------------------------------- */
+
+enum { ANSWER_HEAD = 12, ANSWER_WORDS = 140 }; /* cuda_rows.py */
+enum { DOUBLE = 1, SIGNED = 2, UNSIGNED = 3 };
+enum { STATS = 1, CRC = 2, KIND_SIGNED = 8, KIND_UNSIGNED = 16 };
+typedef struct {
+    uint64_t numel;
+    uint32_t kind, flags, sketch, zeros;
+} About;
+typedef struct {
+    uint64_t most, least;
+    double sum, norm;
+    uint64_t numel, counts[4];
+    uint32_t crc, kind;
+    uint64_t payload_offset, payload_nbytes, sketch_offset;
+    uint32_t sketch_len, reserved;
+} Row;
+static double double_of(uint64_t bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static uint64_t extreme(uint64_t key, uint32_t kind, int unseen) {
+    if (kind >= SIGNED) return kind == UNSIGNED ? key ^ 1ull << 63 : key;
+    double value = unseen ? 0.0 : double_of(key >> 63 ? key ^ 0x7FFFFFFFFFFFFFFFull : key);
+    value += 0.0; /* which of 0.0 and -0.0 wins depends on the order */
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+static double norm_of(const uint64_t *words, uint32_t kind) {
+    double square = double_of(words[3]);
+    if (kind == DOUBLE && square < 0x1p-900) return sqrt(double_of(words[9])) / 0x1p600;
+    if (kind == DOUBLE && !(square - square == 0)) return sqrt(double_of(words[8])) * 0x1p600;
+    return sqrt(square);
+}
+static void row_of(const uint64_t *words, const About *about, Row *row) {
+    *row = (Row){.numel = about->numel, .kind = about->flags, .payload_offset = NONE64, .sketch_len = about->sketch};
+    if (about->flags & STATS) {
+        memcpy(row->counts, words + 4, sizeof row->counts);
+        int unseen = about->numel == row->counts[0] + row->counts[1] + row->counts[2];
+        row->most = extreme(words[0], about->kind, unseen), row->least = extreme(words[1], about->kind, unseen);
+        row->sum = double_of(words[2]), row->norm = norm_of(words, about->kind);
+        row->kind |= about->kind == SIGNED ? KIND_SIGNED : about->kind >= UNSIGNED ? KIND_UNSIGNED : 0;
+    }
+    if (about->flags & CRC) row->crc = (uint32_t)words[10] ^ about->zeros;
+}
+/* As cuda_rows.py has it: fills the rows and the sketches; how many bytes of these. */
+PyObject *rows_of(PyObject *module, PyObject *args) {
+    Py_buffer answers, about, rows, sketches;
+    if (!PyArg_ParseTuple(args, "y*y*w*w*", &answers, &about, &rows, &sketches)) return NULL;
+    size_t count = (size_t)about.len / sizeof(About), size = 0;
+    int good = (size_t)answers.len >= count * 8 * ANSWER_WORDS && (size_t)rows.len >= count * sizeof(Row);
+    for (size_t i = 0; good && i < count; i++) {
+        const uint64_t *words = (const uint64_t *)answers.buf + ANSWER_WORDS * i;
+        About one;
+        Row row;
+        memcpy(&one, (const char *)about.buf + sizeof one * i, sizeof one);
+        size_t more = 4 * (size_t)one.sketch;
+        if (!(good = more <= 8 * (ANSWER_WORDS - ANSWER_HEAD) && size + more <= (size_t)sketches.len)) break;
+        row_of(words, &one, &row);
+        row.sketch_offset = size;
+        memcpy((char *)rows.buf + sizeof row * i, &row, sizeof row);
+        memcpy((char *)sketches.buf + size, words + ANSWER_HEAD, more), size += more;
+    }
+    PyBuffer_Release(&answers), PyBuffer_Release(&about), PyBuffer_Release(&rows), PyBuffer_Release(&sketches);
+    if (!good) return PyErr_SetString(PyExc_ValueError, "answers, rows and sketches do not agree"), NULL;
+    return PyLong_FromSize_t(size);
+}

@@ -1,5 +1,6 @@
 """Frames in C and in Python put the same bytes into a ring, and both file them."""
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -68,19 +69,16 @@ def test_both_put_the_same(program: list[Any]) -> None:
 
 def filed(how: Any, data: bytes | memoryview, already: int = 0) -> tuple[Any, list[bytes]]:
     """What a way of filing answers, and what is in the five files afterwards."""
-    files = [tempfile.TemporaryFile() for _ in range(5)]
-    files[1].write(bytes(already))
-    files[1].flush()
-    try:
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)]
+        files[1].write(bytes(already))
+        files[1].flush()
         answer = how(data, tuple(file.fileno() for file in files), already)
         contents = []
         for file in files:
             file.seek(0)
             contents.append(file.read())
         return answer, contents
-    finally:
-        for file in files:
-            file.close()
 
 
 @settings(max_examples=60)

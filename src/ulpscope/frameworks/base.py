@@ -198,7 +198,9 @@ class Sink(Protocol):
 
     def reserve_measure(self) -> int: ...
 
-    def complete_measures(self, numbers: NDArray[np.int64], rows: NDArray[np.void], sketches: bytes) -> None: ...
+    def complete_measures(
+        self, numbers: NDArray[np.int64], rows: NDArray[np.void], sketches: bytes | memoryview
+    ) -> None: ...
 
     def add_payload(
         self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int

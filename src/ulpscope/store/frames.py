@@ -74,10 +74,10 @@ class PlainFrames:
             self._sizes = [size + len(part) for size, part in zip(self._sizes, parts, strict=True)]
             self.calls += bool(row)
 
-    def patch(self, place: int, rows: bytes, sketches: bytes) -> None:
+    def patch(self, place: int, rows: bytes, sketches: bytes | memoryview) -> None:
         """Puts rows of measures that are there already, and sketches that follow the last ones."""
         sizes = self._sizes
-        if self._place([sizes[0], place, *sizes[2:]], (b"", rows, sketches, b"", b"")):
+        if self._place([sizes[0], place, *sizes[2:]], (b"", rows, bytes(sketches), b"", b"")):
             sizes[2] += len(sketches)
         self.sketch_size += len(sketches)
 

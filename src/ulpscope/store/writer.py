@@ -272,7 +272,9 @@ class DumpWriter:
         """Stores a row of which nothing is known yet; returns its number, for `complete_measures`."""
         return int(self.frames.add_measured(UNKNOWN))
 
-    def complete_measures(self, numbers: NDArray[np.int64], rows: NDArray[np.void], sketches: bytes) -> None:
+    def complete_measures(
+        self, numbers: NDArray[np.int64], rows: NDArray[np.void], sketches: bytes | memoryview
+    ) -> None:
         """Fills in reserved rows. Places of sketches are counted from the first of `sketches`."""
         if self.frames.pending:
             self.frames.commit(b"", b"")

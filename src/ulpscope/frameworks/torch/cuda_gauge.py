@@ -22,7 +22,7 @@ from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import cuda_crc, cuda_plain
 from ulpscope.frameworks.torch.cuda_launch import Launch
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
-from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS, rows_of
+from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS, Room, rows_of
 from ulpscope.frameworks.torch.cuda_tables import SketchTables
 
 log = logging.getLogger(__name__)
@@ -169,6 +169,7 @@ class CudaGauge:
         self._pool_bytes = pool_bytes
         self._batches: dict[int, _Batch] = {}
         self._mail: list[_Mail] = []
+        self._room = Room(_MAIL)
         # The batch of the stream that was measured last, for C, which goes on with it.
         self.lane: Any = None
         if taps.C is not None and self._on_cuda and self._simple:
@@ -457,7 +458,7 @@ class CudaGauge:
             return
         for event in mail.events:
             event.synchronize()
-        rows, sketches = rows_of(mail.host.numpy()[: mail.count], mail.about[: mail.count])
+        rows, sketches = rows_of(mail.host.numpy()[: mail.count], mail.about[: mail.count], self._room)
         if self.payloads is not None:
             for row, ticket in zip(rows, mail.tickets, strict=True):
                 place = self.payloads.place(ticket) if ticket >= 0 else None

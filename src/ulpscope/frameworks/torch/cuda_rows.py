@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import native
+from ulpscope import native, taps
 
 HEAD = 12
 BUCKETS = 256
@@ -32,9 +32,28 @@ _SCALE = 2.0**600
 ABOUT = np.dtype([("numel", "<u8"), ("kind", "<u4"), ("flags", "<u4"), ("sketch", "<u4"), ("zeros", "<u4")])
 
 
-def rows_of(answers: NDArray[np.int64], about: NDArray[np.void]) -> tuple[NDArray[np.void], bytes]:
+class Room:
+    """Memory for the rows and sketches of so many answers, used again and again: fresh memory costs more than filling it."""
+
+    def __init__(self, count: int) -> None:
+        self.rows = np.zeros(count, dtype=native.ROW)
+        self.sketches = bytearray(4 * BUCKETS * count)
+
+
+def _rows_by_c(
+    answers: NDArray[np.int64], about: NDArray[np.void], room: Room
+) -> tuple[NDArray[np.void], bytes | memoryview]:
     """The rows of measured tensors, without payloads, and their sketches, with places counted from the first. The dump flags
     are the same for all of them."""
+    rows = room.rows[: len(answers)]
+    size = taps.C.rows_of(answers, about, rows, room.sketches)
+    return rows, memoryview(room.sketches)[:size]
+
+
+def plain_rows_of(
+    answers: NDArray[np.int64], about: NDArray[np.void], room: Room
+) -> tuple[NDArray[np.void], bytes | memoryview]:
+    """The same in Python."""
     rows = np.zeros(len(answers), dtype=native.ROW)
     flags = int(about["flags"][0])
     rows["numel"] = about["numel"]
@@ -48,6 +67,9 @@ def rows_of(answers: NDArray[np.int64], about: NDArray[np.void]) -> tuple[NDArra
     rows["sketch_len"] = lengths
     rows["sketch_offset"] = 4 * (np.cumsum(lengths) - lengths)
     return rows, _sketches(answers, lengths)
+
+
+rows_of = plain_rows_of if taps.C is None else _rows_by_c
 
 
 def _put_statistics(rows: NDArray[np.void], head: NDArray[np.int64], about: NDArray[np.void]) -> None:

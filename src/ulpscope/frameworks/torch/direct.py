@@ -38,10 +38,11 @@ def learn() -> bool:
 def _learn_thread(extension: Any) -> bool:
     """Shows what a thread is set to, in each way in which it can be."""
     autograd = torch._C.DispatchKey.AutogradFunctionality
+    number = int(autograd)  # type: ignore[call-overload]
     answers = []
     for setting in (contextlib.nullcontext(), torch.no_grad(), torch.inference_mode(), torch._C.DisableTorchFunction()):
         with setting:
-            told = extension.thread_state(int(autograd))
+            told = extension.thread_state(number)
             if told is None:
                 return False
             tracing = torch._C._get_tracing_state() is not None
@@ -50,7 +51,7 @@ def _learn_thread(extension: Any) -> bool:
                 return False
             answers.append(told)
     heard, silent = answers[0][0], answers[-1][0]
-    return bool(extension.learn_thread(silent if silent != heard else 0, int(autograd)))
+    return bool(extension.learn_thread(silent if silent != heard else 0, number))
 
 
 def samples() -> list[tuple[Any, ...]]:
@@ -76,7 +77,12 @@ def samples() -> list[tuple[Any, ...]]:
 def nodes() -> list[tuple[Any, ...]]:
     """Tensors that operators made, each with the sequence number of its node and what the node leads to: a tensor that has the
     node, the number of its output, and whether it is a leaf. Nothing is kept for a backward pass here either."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.enable_grad():
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         one, two = Parameter(torch.ones(3, 5)), Parameter(torch.zeros(5))
         rows = one.unbind()
         total = rows[1] + rows[2]
