@@ -75,24 +75,24 @@ def test_garbage_may_call_a_model_wherever_it_is_collected(tmp_path: Path, seed:
 
 
 WRITERS_GARBAGE = """
-import os, sys, threading, time, torch, ulpscope
+import os, sys, threading, torch, ulpscope
 from torch import nn
 from ulpscope.own_threads import is_own
 
-model, x, written, pwrite = nn.Linear(3, 3), torch.ones(4), threading.Event(), os.pwrite
+model, x, ending, called, replace = nn.Linear(3, 3), torch.ones(4), threading.Event(), threading.Event(), os.replace
 
-def collecting(*args):
-    if is_own() and not written.is_set():
-        written.set()
-        time.sleep(0.5)  # the step ends meanwhile, and waits for this thread
+def collecting(*args, **kwargs):
+    if is_own() and ending.is_set() and not called.is_set():  # the step ends, and waits for this thread
+        called.set()
         model(torch.ones(2, 3))  # as a finalizer would
-    return pwrite(*args)
+    return replace(*args, **kwargs)
 
-os.pwrite = collecting
+os.replace = collecting
 with ulpscope.capture(sys.argv[1], model=model, level="mix") as capture:
     torch.add(x, 1)
-    assert written.wait(60), "nothing was written"
+    ending.set()
     capture.step()
+    assert called.is_set(), "nothing was written"
     model(torch.ones(2, 3))
 """
 
