@@ -23,6 +23,7 @@ import ulpscope
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
 from ulpscope.compat.ptdbg_ascend.debugger import PrecisionDebugger as OlderDebugger
 from ulpscope.errors import UlpscopeError
+from ulpscope.store import writer
 
 STEPS, CALLS, SIZE = 3, 5, 3000
 _ASKED: dict[Any, tuple[str, ...]] = {
@@ -30,6 +31,7 @@ _ASKED: dict[Any, tuple[str, ...]] = {
          "scandir", "fdopen"),
     mmap: ("mmap",),
     io: ("open",),
+    writer: ("file_frames",),  # which asks in C
 }  # fmt: skip
 _OURS = os.path.dirname(ulpscope.__file__) + os.sep
 

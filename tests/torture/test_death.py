@@ -25,6 +25,7 @@ from torture.faults import Heard
 from torture.killing import check, killed, record
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
 from ulpscope.errors import CaptureError, UlpscopeError
+from ulpscope.store import writer
 
 PROMISE = "nothing is lost"
 case = pytest.mark.case
@@ -161,7 +162,7 @@ def no_blocks(path: Path) -> Callable[[ulpscope.Capture], None]:
         def full(*_: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        os.pwrite = full  # type: ignore[assignment]
+        os.pwrite = writer.file_frames = full  # type: ignore[assignment]
 
     return fill
 
@@ -171,7 +172,7 @@ def broken_writer(path: Path) -> Callable[[ulpscope.Capture], None]:
         def odd(*_: Any) -> int:
             raise ValueError("a bug in the writer thread")
 
-        os.pwrite = odd  # type: ignore[assignment]
+        os.pwrite = writer.file_frames = odd  # type: ignore[assignment]
 
     return break_it
 
