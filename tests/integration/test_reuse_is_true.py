@@ -49,3 +49,38 @@ def test_a_value_used_again_is_what_a_second_look_would_find(name: str, level: s
         if checksum != looked_always[call][slot]
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", list(PROGRAMS)[::12])
+@pytest.mark.filterwarnings("ignore")
+def test_modules_are_recorded_without_a_mode_where_every_value_is_looked_at(name: str, tmp_path: Path) -> None:
+    PROGRAMS[name]().step()
+    with_mode = recorded(PROGRAMS[name], tmp_path / "once", "module", reuse=True)
+    assert with_mode == recorded(PROGRAMS[name], tmp_path / "always", "module", reuse=False)
+
+
+def test_such_a_capture_leaves_the_modes_of_the_program_alone(tmp_path: Path) -> None:
+    """Torch's attention takes its fast path where no mode is on; a mode of the program's counts as without us."""
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    seed()
+    layer, value = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval(), torch.randn(2, 3, 8)
+    counts = []
+    for recording in (False, True):
+        capture = ulpscope.Capture(tmp_path / "run", level="module", reuse=False)
+        if recording:
+            capture.start(layer)
+            assert torch._C._len_torch_function_stack() == 0
+        mode = Counting()
+        with mode, torch.no_grad():
+            layer(value)
+        counts.append(mode.count)
+        capture.close()
+    assert counts[0] == counts[1]
+    assert len(ulpscope.open_dump(tmp_path / "run")) > 1

@@ -48,6 +48,11 @@ def is_data_worker() -> bool:
     return torch.utils.data.get_worker_info() is not None
 
 
+def _are_on_cuda(models: Sequence[Module]) -> bool:
+    first = next((value for model in models for value in model.parameters()), None)
+    return torch.cuda.is_initialized() if first is None else first.is_cuda
+
+
 def watch_gradient(value: Any, then: Callable[[Any], None]) -> bool:
     """Calls `then` with the gradient of a tensor when it arrives; False when it will have none."""
     if not isinstance(value, Tensor) or not value.requires_grad:
@@ -78,6 +83,8 @@ class TorchProbe:
         released: Callable[[Any], None] | None = None,
     ) -> None:
         kernels = level is Level.KERNEL and vendor is None
+        if level is Level.MODULE and _are_on_cuda(models):
+            measurer.measure_always()  # a kernel more is cheaper than a mode that hears of every call
         self.backward = BackwardTap(observer, node_order=as_msprobe)
         self.modules = ModuleTap(
             observer,
@@ -99,7 +106,7 @@ class TorchProbe:
         dispatch = DispatchTap(observer, measurer, below)
         self._threads = ThreadTap(
             observer,
-            self._functions.mode,
+            self._functions.mode if level is not Level.MODULE or measurer.reuses else None,
             (kernel_mode or (lambda state: KernelMode(dispatch, state))) if kernels else None,
             self.backward.finish_pass,
         )

@@ -95,6 +95,18 @@ class TorchMeasurer:
         self.note: Callable[[str], None] = log.info
         self.begin_step()
 
+    @property
+    def reuses(self) -> bool:
+        """Whether a value is measured once while nobody writes to it: then somebody must look out for whoever does."""
+        return self._reuse
+
+    def measure_always(self) -> None:
+        """Trusts no value, where that costs less than looking out. Bits are stored once for each value: there it never does."""
+        if not self._payloads:
+            self._reuse = False
+            if self._fast is not None:
+                self._fast.give(reuse=False)
+
     def use(self, fast: Any) -> None:
         fast.give(
             reuse=self._reuse,

@@ -48,7 +48,7 @@ class ThreadTap:
     def __init__(
         self,
         observer: Observer,
-        make_function_mode: MakeMode,
+        make_function_mode: MakeMode | None,
         make_dispatch_mode: MakeMode | None,
         after_backward: Callable[[], None],
     ) -> None:
@@ -81,7 +81,8 @@ class ThreadTap:
         if state.mode is None:
             _drop_dead_modes()
             kernel = self._make_dispatch_mode(state) if self._make_dispatch_mode is not None else None
-            state.mode = (self._make_function_mode(state), kernel)
+            function = self._make_function_mode(state) if self._make_function_mode is not None else None
+            state.mode = (function, kernel)
             self._on(state)
 
     def leave(self, state: ThreadState) -> None:
@@ -95,6 +96,8 @@ class ThreadTap:
         if state.mode is None or state.compiled or state.handling:
             return
         mode = state.mode[0]
+        if mode is None:
+            return
         count = torch._C._len_torch_function_stack()
         if count == 1 and torch._C._get_function_stack_at(0) is mode:
             return
@@ -106,13 +109,15 @@ class ThreadTap:
 
     def _on(self, state: ThreadState) -> None:
         function, kernel = state.mode
-        _insert_function_mode(function)
+        if function is not None:
+            _insert_function_mode(function)
         if kernel is not None:
             kernel.__enter__()
 
     def _off(self, state: ThreadState) -> None:
         function, kernel = state.mode
-        _remove_function_mode(function)
+        if function is not None:
+            _remove_function_mode(function)
         if kernel is not None:
             _remove_dispatch_mode(kernel)
 
@@ -140,7 +145,8 @@ class ThreadTap:
         """Gives the code back for a while."""
         for swap in self._swaps:
             swap.remove()
-        torch.overrides.has_torch_function = self._has_torch_function
+        if self._has_torch_function is not None:
+            torch.overrides.has_torch_function = self._has_torch_function
 
     def unpause(self) -> None:
         for swap in self._swaps:
@@ -158,6 +164,8 @@ class ThreadTap:
 
     def _hide_from_fast_paths(self) -> None:
         """torch's attention layers leave their fast path when any function mode is on; ours must not count."""
+        if self._make_function_mode is None:
+            return
         original = self._has_torch_function = torch.overrides.has_torch_function
         mode_count = torch._C._len_torch_function_stack
         state_of = self.observer.state
