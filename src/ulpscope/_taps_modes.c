@@ -481,9 +481,7 @@ static int are_ordinary(const Fast *f, PyObject *types) {
             return 0;
     return size >= 0;
 }
-static PyObject *handle(Mode *m, PyObject *all) {
-    PyObject *func, *types, *args, *kwargs = NULL;
-    if (!PyArg_UnpackTuple(all, "__torch_function__", 2, 4, &func, &types, &args, &kwargs)) return NULL;
+static PyObject *handle(Mode *m, PyObject *func, PyObject *types, PyObject *args, PyObject *kwargs) {
     if (kwargs == Py_None || (kwargs && !PyDict_Size(kwargs))) kwargs = NULL;
     Fast *f = m->fast;
     State *s = m->state;
@@ -525,12 +523,15 @@ static PyObject *handle(Mode *m, PyObject *all) {
 slow:
     return PyObject_CallMethodObjArgs((PyObject *)m, word[SLOW], func, types, args, kwargs ? kwargs : Py_None, NULL);
 }
-static PyObject *mode_call(Mode *m, PyObject *all) {
+static PyObject *mode_call(Mode *m, PyObject *const *given, Py_ssize_t count) {
+    if (count < 2 || count > 4) return PyErr_SetString(PyExc_TypeError, "__torch_function__ takes 2 to 4 arguments"), NULL;
+    PyObject *none = count > 2 ? NULL : PyTuple_New(0), *args = count > 2 ? given[2] : none;
+    if (!args) return NULL;
     State *s = (State *)Py_XNewRef((PyObject *)m->state);
     if (s) s->handling++;
-    PyObject *result = handle(m, all);
+    PyObject *result = handle(m, given[0], given[1], args, count > 3 ? given[3] : NULL);
     if (s) s->handling--;
-    Py_XDECREF(s);
+    Py_XDECREF(s), Py_XDECREF(none);
     return result;
 }
 static int mode_init(Mode *m, PyObject *args, PyObject *kwargs) {
@@ -557,7 +558,7 @@ static void mode_dealloc(Mode *m) {
     Py_DECREF(type);
 }
 static PyMethodDef mode_methods[] = {
-    {"__torch_function__", (PyCFunction)mode_call, METH_VARARGS, "One call of torch."}, {NULL, NULL, 0, NULL}};
+    {"__torch_function__", (PyCFunction)(void (*)(void))mode_call, METH_FASTCALL, "One call of torch."}, {NULL, NULL, 0, NULL}};
 static PyType_Slot mode_slots[] = {
     {Py_tp_init, mode_init}, {Py_tp_dealloc, mode_dealloc}, {Py_tp_traverse, mode_traverse}, {Py_tp_clear, mode_clear},
     {Py_tp_methods, mode_methods}, {0, NULL}};

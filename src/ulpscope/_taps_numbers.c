@@ -182,17 +182,19 @@ int is_plain(const Fast *f, PyObject *value) {
     if (known < 0) PyErr_Clear(); /* a class without a hash */
     return known > 0;
 }
-/* A list or tuple of plain things, or of tensors, and not too long: `leaves` would give each of them. */
+/* A list or tuple of plain things and tensors, of which `leaves` would give each: not so of many that are all plain. */
 static int is_flat(const Fast *f, PyObject *value) {
     Py_ssize_t size = PyTuple_CheckExact(value) || PyList_CheckExact(value) ? PySequence_Size(value) : 0;
-    if (size < 1 || size > MOST_FLAT) return 0;
+    int tensors = 0;
+    if (size < 1) return 0;
     for (Py_ssize_t at = 0; at < size; at++) {
         PyObject *item = PySequence_GetItem(value, at);
-        int flat = item && (is_tensor(f, item) || is_plain(f, item));
+        int tensor = item && is_tensor(f, item), flat = tensor || (item && is_plain(f, item));
         Py_XDECREF(item);
         if (!flat) return 0;
+        tensors |= tensor;
     }
-    return 1;
+    return tensors || size <= MOST_FLAT;
 }
 int visit_leaves(Fast *f, PyObject *value, PyObject *path, Visit visit, void *to) {
     if (is_tensor(f, value) || is_plain(f, value)) return visit(f, to, path, value);
