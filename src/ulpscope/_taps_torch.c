@@ -217,8 +217,16 @@ static int read_sample(PyObject *from, Sample *to) {
     to->node = tensor_node(impl_of(value)), to->sequence = sequence;
     return to->node != NULL;
 }
-/* Whether the edges of all samples lie at this place; `learning` also finds where a leaf has its variable. */
-static int has_edges(const Sample *samples, size_t count, size_t at, size_t bytes) {
+/* Nodes that accumulate, and whose gradient. */
+enum { MOST_LEAVES = 16 };
+typedef struct {
+    const uint64_t *nodes[MOST_LEAVES];
+    uint64_t impls[MOST_LEAVES];
+    size_t count;
+} Leaves;
+/* Whether the edges of all samples lie at this place. */
+static int has_edges(const Sample *samples, size_t count, size_t at, size_t bytes, Leaves *leaves) {
+    leaves->count = 0;
     for (size_t i = 0; i < count; i++)
         if (word_of(samples[i].node, at + 8) - word_of(samples[i].node, at) != bytes * (size_t)PyTuple_Size(samples[i].children))
             return 0;
@@ -233,14 +241,22 @@ static int has_edges(const Sample *samples, size_t count, size_t at, size_t byte
             const void *child = node_child(samples[i].node, (size_t)k, &told);
             if (!child != (value == Py_None) || (child && told != number)) return 0;
             if (child && !leaf && child != tensor_node(impl_of(value))) return 0;
-            if (child && leaf) {
-                uint64_t impl = (uint64_t)(uintptr_t)impl_of(value);
-                for (size_t word = 1; !graph.variable_at && word < LEAF_WORDS; word++)
-                    if (word_of(child, 8 * word) == impl) graph.variable_at = 8 * word, graph.leaf_class = word_of(child, 0);
-                if (!graph.variable_at || node_leaf(child) != (void *)(uintptr_t)impl || node_sequence(child) != NONE64) return 0;
-            } else if (child && graph.variable_at && word_of(child, 0) == graph.leaf_class) return 0;
+            if (child && leaf && leaves->count < MOST_LEAVES)
+                leaves->nodes[leaves->count] = child, leaves->impls[leaves->count++] = (uint64_t)(uintptr_t)impl_of(value);
         }
     return 1;
+}
+/* All leaves are of one class, which no other node is of, and have their variable at one place. Memory that was freed may say
+ * the same of another place, by chance: then nothing is learnt. */
+static int has_leaves(const Leaves *leaves, const Sample *samples, size_t count) {
+    if (leaves->count < 2) return 0;
+    graph.leaf_class = leaves->nodes[0][0];
+    graph.variable_at = place_of(leaves->nodes, leaves->impls, leaves->count, LEAF_WORDS);
+    for (size_t i = 0; i < leaves->count; i++)
+        if (leaves->nodes[i][0] != graph.leaf_class || node_sequence(leaves->nodes[i]) != NONE64) return 0;
+    for (size_t i = 0; i < count; i++)
+        if (samples[i].node[0] == graph.leaf_class) return 0;
+    return graph.variable_at > 0;
 }
 PyObject *learn_graph(PyObject *module, PyObject *list) {
     enum { MOST = 16 };
@@ -249,11 +265,12 @@ PyObject *learn_graph(PyObject *module, PyObject *list) {
         {"_ZN5torch8autograd23registerFunctionPreHookERNS0_4NodeEP7_object", 2, &graph.hang[1]},
         {"_ZN2at15sequence_number4peekEv", 0, &graph.sequence}};
     Sample samples[MOST];
+    Leaves leaves;
     const uint64_t *nodes[MOST];
     uint64_t sequences[MOST];
     Py_ssize_t count = PySequence_Size(list);
     if (count < 2 || count > MOST) return PyErr_SetString(PyExc_ValueError, "not so many samples"), NULL;
-    graph.ready = 0, graph.variable_at = 0;
+    graph.ready = 0;
     int good = torch.ready && find_functions(wanted, sizeof wanted / sizeof *wanted), found = 0;
     for (Py_ssize_t i = 0; good && i < count; i++) {
         PyObject *sample = PySequence_GetItem(list, i);
@@ -263,9 +280,10 @@ PyObject *learn_graph(PyObject *module, PyObject *list) {
     }
     good = good && (graph.sequence_at = place_of(nodes, sequences, (size_t)count, NODE_WORDS));
     for (size_t word = 1; good && !found && word < NODE_WORDS - 1; word++)
-        found = has_edges(samples, (size_t)count, 8 * word, 16) || has_edges(samples, (size_t)count, 8 * word, 24);
+        for (size_t bytes = 16; !found && bytes <= 24; bytes += 8)
+            found = has_edges(samples, (size_t)count, 8 * word, bytes, &leaves) && has_leaves(&leaves, samples, (size_t)count);
     if (PyErr_Occurred()) return NULL;
-    graph.ready = good && found && graph.variable_at;
+    graph.ready = good && found;
     return PyBool_FromLong(graph.ready);
 }
 /* The four answers, by which Python sees whether they are right; None where a function is missing. */

@@ -83,10 +83,10 @@ def nodes() -> list[tuple[Any, ...]]:
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        one, two = Parameter(torch.ones(3, 5)), Parameter(torch.zeros(5))
+        one, two, three = Parameter(torch.ones(3, 5)), Parameter(torch.zeros(5)), Parameter(torch.zeros(1))
         rows = one.unbind()
         total = rows[1] + rows[2]
-        made = [rows[0], total, two + total, torch.ones(5) + rows[1], torch.cat((total, two, rows[2], torch.ones(1)))]
+        made = [rows[0], total, two + total, torch.ones(5) + rows[1], torch.cat((total, three, rows[2], torch.ones(1)))]
         found = []
         for value in made:
             assert value.grad_fn is not None
