@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not bu
 
 @pytest.fixture(autouse=True)
 def learned() -> Iterator[None]:
+    assert direct.learn()
     yield
     direct.learn.cache_clear()
     assert direct.learn()

@@ -19,8 +19,9 @@ from torch.nn import Parameter
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.torch.cuda_gauge import is_capturing
+from ulpscope.frameworks.torch.dense import dense_form, is_enormous, unexpanded
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_INF, HAS_NAN, Answer, DeviceAnswers
-from ulpscope.frameworks.torch.summary import dense_form, is_enormous, is_wrapped, unexpanded
+from ulpscope.frameworks.torch.summary import is_wrapped
 from ulpscope.frameworks.torch.tensors import Unrecordable
 
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
