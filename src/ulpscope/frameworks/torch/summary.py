@@ -25,7 +25,7 @@ from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import direct, names, tensors
 from ulpscope.frameworks.torch.cuda_gauge import IN_GRAPH, CudaGauge, Plan, is_capturing
-from ulpscope.frameworks.torch.dense import dense_form
+from ulpscope.frameworks.torch.dense import dense_form, is_enormous
 from ulpscope.frameworks.torch.names import Api
 from ulpscope.frameworks.torch.tensors import Path, Unrecordable
 
