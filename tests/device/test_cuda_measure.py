@@ -41,11 +41,11 @@ class Rows:
         self._count += 1
         return self._count - 1
 
-    def complete_measures(self, numbers: Any, rows: Any, sketches: bytes) -> None:
-        for number, row in zip(numbers, rows, strict=True):
+    def complete_measures(self, numbers: Any, rows: Any, sketches: bytes | memoryview) -> None:
+        for number, row in zip(numbers, rows.copy(), strict=True):
             start, size = int(row["sketch_offset"]), int(row["sketch_len"])
             self.rows[number] = row
-            self.sketches[number] = np.frombuffer(sketches, dtype=np.float32, count=size, offset=start)
+            self.sketches[number] = np.frombuffer(sketches, dtype=np.float32, count=size, offset=start).copy()
 
 
 @pytest.fixture(params=WAYS)

@@ -200,7 +200,9 @@ class Sink(Protocol):
 
     def complete_measures(
         self, numbers: NDArray[np.int64], rows: NDArray[np.void], sketches: bytes | memoryview
-    ) -> None: ...
+    ) -> None:
+        """Fills in reserved rows. The memory of both is used again afterwards."""
+        ...
 
     def add_payload(
         self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int
