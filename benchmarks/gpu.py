@@ -3,8 +3,8 @@
     python benchmarks/gpu.py [--configs op,module,mix,crc,tensors] [--rounds 10] [--json out.json]
     python benchmarks/gpu.py --tool msprobe --packages DIR     the peer, from a folder it was installed into
 
-Rounds step bare, recorded and stopped in turn; a ratio is between medians. A recorded step begins before `start` and ends after
-`stop` and `step`, the device idle before and after. Without the peer its figures of 2026-11-15 on an H200 stand beside ours.
+Rounds step bare, recorded and stopped in turn, each after a bare step; a ratio is between medians. A recorded step begins before
+`start` and ends after `stop` and `step`, the device idle before and after. Without the peer its figures of 2026-11-15 on an H200 stand beside ours.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def measure(name: str, kind: str, folder: Path, workload: Llama, rounds: int) ->
     forget()
     bare, on, off = [], [], []
     for _ in range(rounds if name != "tensors" else 2):
-        bare.append(milliseconds(workload.step))
-        on.append(milliseconds(recorded))
-        forget()
-        off.append(milliseconds(workload.step))
+        for work, times in ((workload.step, bare), (recorded, on), (workload.step, off)):
+            workload.step()  # what comes before is the same for all three
+            times.append(milliseconds(work))
+            forget()
     result = {"config": name, "bare": statistics.median(bare), "recorded": statistics.median(on), **count}
     result |= {"ratio": result["recorded"] / result["bare"], "stopped": statistics.median(off) / result["bare"]}
     return result | {"peak_mb": extra / 1e6}

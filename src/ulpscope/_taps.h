@@ -63,6 +63,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *kind, *name, *module, *note, *phase;
     long long index, seq, parent, origin, stack, thread, again, epoch, flags;
+    long long named; /* where its name is, while its epoch lasts; or -1 */
     char wanted;
     uint32_t *values; /* four each: slot, meta, measure, text */
     size_t count, room;
@@ -120,6 +121,9 @@ typedef struct {
     unsigned roles;
     uint32_t epoch, counted; /* of the numbers, and of the counters of names */
     uint64_t sequence, threads;
+    struct ApiFacts *apis;
+    size_t api_count, api_room;
+    Table apis_at;
     PyObject *key; /* of this among what a thread keeps */
     PyObject *take, *give_up; /* of the gate */
     Entry *entries;
@@ -180,6 +184,7 @@ int64_t frame_lasti(PyObject *frame);
 /* Of _taps_numbers.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
 void drop_metas(Fast *);
+void drop_apis(Fast *);
 void drop_anchors(Fast *);
 void forget_values(Fast *);
 void release_value(Fast *, PyObject *value);

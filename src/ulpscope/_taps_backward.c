@@ -8,11 +8,11 @@ static const char LATE[] = "a backward pass ran after stop() and was not recorde
 /* What a backward record needs of its forward call. */
 typedef struct {
     PyObject *kind, *name, *module;
-    long long facts[5]; /* index, epoch, seq, parent, stack */
+    long long facts[6]; /* index, epoch, seq, parent, stack, named */
 } Forward;
 static Forward forward_of(const Call *c) {
     return (Forward){Py_NewRef(c->kind), Py_NewRef(c->name), Py_NewRef(c->module), {c->index, c->epoch, c->seq,
-        c->parent, c->stack}};
+        c->parent, c->stack, c->named}};
 }
 static void forward_drop(Forward *w) {
     Py_CLEAR(w->kind);

@@ -102,7 +102,7 @@ static PyObject *fast_open_call(Fast *f, PyObject *args, PyObject *kwargs) {
 }
 static PyObject *fast_open_backward(Fast *f, PyObject *args) {
     PyObject *state, *forward, *kind, *name, *module;
-    long long again, facts[5];
+    long long again, facts[6] = {0, 0, 0, 0, 0, -1};
     if (!PyArg_ParseTuple(args, "O!O!L", state_type, &state, &PyTuple_Type, &forward, &again) ||
         !PyArg_ParseTuple(forward, "UULLLLUL", &kind, &name, facts, facts + 1, facts + 2, facts + 3, &module,
             facts + 4)) return NULL;
@@ -149,6 +149,7 @@ static void fast_dealloc(Fast *f) {
     Py_XDECREF(f->key), Py_XDECREF(f->take), Py_XDECREF(f->give_up);
     forget_values(f);
     fast_clear(f);
+    drop_apis(f);
     Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->distrusted, &f->keys};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_empty(tables[i]);
     for (size_t i = 0; i < f->entry_count; i++) Py_XDECREF(f->entries[i].json);

@@ -14,7 +14,7 @@ static Call *new_call(Fast *f, PyObject *kind, PyObject *name, int phase) {
     if (!c) return NULL;
     c->kind = Py_NewRef(kind), c->name = Py_NewRef(name), c->module = PyUnicode_FromStringAndSize("", 0);
     c->phase = Py_NewRef(PyTuple_GetItem(f->given[PHASE_LIST], phase));
-    c->seq = c->parent = c->origin = c->stack = -1;
+    c->seq = c->parent = c->origin = c->stack = c->named = -1;
     c->wanted = 1;
     c->epoch = f->epoch;
     return c;
@@ -60,6 +60,7 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
     int64_t named = named_at(f, kind, name);
     Call *c = named < 0 ? NULL : new_call(f, kind, name, phase);
     if (!c) return NULL;
+    c->named = named;
     c->index = f->named[named].count[phase]++;
     c->seq = (long long)f->sequence++;
     c->thread = s->number;
@@ -161,7 +162,7 @@ int tell(Fast *f, const char *text) {
 int close_call(Fast *f, Call *c) {
     if (!c->wanted) return 0;
     if (c->epoch != f->epoch) return tell(f, "calls that were under way when a step ended are not recorded");
-    int64_t named = named_at(f, c->kind, c->name), kind = named < 0 ? -1 : text_number(f, f->named[named].kind);
+    int64_t named = c->named >= 0 ? c->named : named_at(f, c->kind, c->name), kind = named < 0 ? -1 : text_number(f, f->named[named].kind);
     int64_t name = kind < 0 ? -1 : text_number(f, f->named[named].name), said = NONE32, module = NONE32;
     if (name < 0) return -1;
     if (c->note && c->note != Py_None) said = text_number(f, plain_entry(f, c->note));
@@ -201,7 +202,7 @@ Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const lon
     c->thread = s->number;
     c->again = again;
     set_ref(&c->module, Py_NewRef(module));
-    if (facts[1] == (long long)f->epoch) c->origin = facts[2], c->parent = facts[3], c->stack = facts[4];
+    if (facts[1] == (long long)f->epoch) c->origin = facts[2], c->parent = facts[3], c->stack = facts[4], c->named = facts[5];
     else if (tell(f, "a backward pass reached calls of an earlier step")) Py_CLEAR(c);
     return c;
 }
@@ -302,6 +303,30 @@ typedef struct {
     Fast *fast;
     State *state;
 } Mode;
+
+/* What is asked of a function at each of its calls; names.py has the whole of it. */
+typedef struct ApiFacts {
+    PyObject *api, *kind, *name;
+    long flags;
+} ApiFacts;
+static const ApiFacts *facts_of(Fast *f, PyObject *api) {
+    uint64_t *at = table_find(&f->apis_at, (uint64_t)api, 0, 0);
+    if (at) return f->apis + *at;
+    PyObject *kind = GET(api, KIND), *name = kind ? GET(api, NAME) : NULL;
+    long flags = name ? (long)number_of(GET(api, FAST)) : 0;
+    if (PyErr_Occurred() || grow(&f->apis, &f->api_room, f->api_count + 1, sizeof *f->apis) ||
+        table_put(&f->apis_at, (uint64_t)api, 0, 0, f->api_count)) {
+        Py_XDECREF(kind), Py_XDECREF(name);
+        return NULL;
+    }
+    f->apis[f->api_count] = (ApiFacts){Py_NewRef(api), kind, name, flags};
+    return f->apis + f->api_count++;
+}
+void drop_apis(Fast *f) {
+    for (size_t i = 0; i < f->api_count; i++) Py_DECREF(f->apis[i].api), Py_DECREF(f->apis[i].kind), Py_DECREF(f->apis[i].name);
+    free(f->apis);
+    table_empty(&f->apis_at);
+}
 
 /* How many arguments the call under way in the frame above another has by position, or 0. */
 static int64_t positions_at(Fast *f, PyObject *frame) {
@@ -410,15 +435,15 @@ static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject
 }
 static void drop(Shown *shown) { Py_CLEAR(shown->args); Py_CLEAR(shown->kwargs); Py_CLEAR(shown->frame); Py_CLEAR(shown->name); }
 
-static PyObject *run_recorded(Mode *m, PyObject *api, long flags, int writes, PyObject *func, PyObject *args,
-    PyObject *kwargs) {
+static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, PyObject *func, PyObject *args, PyObject *kwargs) {
     Fast *f = m->fast;
     State *s = m->state;
-    PyObject *api_kind = GET(api, KIND), *api_name = api_kind ? GET(api, NAME) : NULL, *result = NULL;
+    PyObject *api = facts->api, *api_kind = Py_NewRef(facts->kind), *api_name = Py_NewRef(facts->name), *result = NULL;
+    long flags = facts->flags;
     Shown shown = {Py_NewRef(args), Py_XNewRef(kwargs), NULL, NULL};
     Call *c = NULL;
     Edges *edges = NULL; /* found before the call where it writes over its arguments */
-    int follow = 0, bits = 0, entered = api_name ? enter(f, s) : -1;
+    int follow = 0, bits = 0, entered = enter(f, s);
     if (entered <= 0) goto end;
     if (!look(f, api, flags, api_kind, api_name, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0,
         &bits);
@@ -490,8 +515,9 @@ static PyObject *handle(Mode *m, PyObject *func, PyObject *types, PyObject *args
         PyErr_Clear(); /* a function that cannot be a key */
         goto slow;
     }
-    long flags = (long)number_of(GET(api, FAST));
-    if (PyErr_Occurred()) return NULL;
+    const ApiFacts *facts = facts_of(f, api);
+    if (!facts) return NULL;
+    long flags = facts->flags;
     if (func == s->object[REDISPATCHED]) {
         Py_CLEAR(s->object[REDISPATCHED]);
         return PyObject_Call(func, args, kwargs);
@@ -519,7 +545,7 @@ static PyObject *handle(Mode *m, PyObject *func, PyObject *types, PyObject *args
         if (inside) inside = !truth_of(PyObject_CallNoArgs(f->given[INFERENCE])); /* which excludes autograd too */
         if (inside) goto slow;
     }
-    return run_recorded(m, api, flags, writes, func, args, kwargs);
+    return run_recorded(m, facts, writes, func, args, kwargs);
 slow:
     return PyObject_CallMethodObjArgs((PyObject *)m, word[SLOW], func, types, args, kwargs ? kwargs : Py_None, NULL);
 }

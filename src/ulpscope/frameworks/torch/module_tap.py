@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -70,6 +70,17 @@ class ModuleNames:
             # Not named_modules: it asks each module for its hash, and asks an override of the program's.
             below = [(name, child) for name, child in _children(module) if child is not None]
             todo += [(f"{path}.{name}" if path else str(name), child) for name, child in reversed(below)]
+
+
+def parameters_of(models: Sequence[Module]) -> Iterator[Tensor]:
+    """All parameters, without asking any module: it may have an answer of its own."""
+    todo, seen = list(models), set()
+    while todo:
+        module = todo.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield from (value for _, value in _parameters(module) if isinstance(value, Tensor))
+            todo += [child for _, child in _children(module) if child is not None]
 
 
 def _children(module: Module) -> list[tuple[str, Any]]:

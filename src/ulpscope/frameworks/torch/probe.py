@@ -19,7 +19,7 @@ from ulpscope.frameworks.torch.collective_tap import CollectiveTap
 from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
 from ulpscope.frameworks.torch.function_tap import FunctionTap
-from ulpscope.frameworks.torch.module_tap import ModuleTap, drop_ended
+from ulpscope.frameworks.torch.module_tap import ModuleTap, drop_ended, parameters_of
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
@@ -49,8 +49,11 @@ def is_data_worker() -> bool:
 
 
 def _are_on_cuda(models: Sequence[Module]) -> bool:
-    first = next((value for model in models for value in model.parameters()), None)
-    return torch.cuda.is_initialized() if first is None else first.is_cuda
+    if not torch.cuda.is_initialized():
+        return False
+    with torch._C.DisableTorchFunction():
+        first = next(parameters_of(models), None)
+        return first is None or first.is_cuda
 
 
 def watch_gradient(value: Any, then: Callable[[Any], None]) -> bool:
