@@ -211,10 +211,10 @@ static PyObject *frames_patch(Frames *f, PyObject *args) {
     if (!PyArg_ParseTuple(args, "Ky*y*", &place, &rows, &sketches)) return NULL;
     uint64_t places[5] = {f->sizes[0], place, f->sizes[2], f->sizes[3], f->sizes[4]}, more = (uint64_t)sketches.len;
     Bytes parts[5] = {{0}, {rows.buf, (size_t)rows.len, 0}, {sketches.buf, (size_t)more, 0}};
-    int done = f->map && !f->failed ? frames_place(f, places, parts) : 2;
+    int open = f->map && !f->failed, done = open ? frames_place(f, places, parts) : 0;
     PyBuffer_Release(&rows), PyBuffer_Release(&sketches);
     if (done < 0) return NULL;
-    if (done == 2) Py_RETURN_NONE;
+    if (!open) Py_RETURN_NONE;
     f->sizes[2] += done ? more : 0;
     f->sketch_size += more;
     if (wake_if_full(f)) return NULL;

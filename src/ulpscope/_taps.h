@@ -1,6 +1,7 @@
 /* What the files of the capture's hot path share: _taps.c (frames, calls), _taps_numbers.c (names, stacks, values),
  * _taps_modes.c (calls and the function mode), _taps_modules.c (modules), _taps_fast.c (what Python calls),
- * _taps_backward.c (gradients), _taps_edges.c (the graph), _taps_gauge.c (tensors on a device), _taps_torch.c (tensors without Python). */
+ * _taps_backward.c (gradients), _taps_edges.c (the graph), _taps_gauge.c (tensors on a device), _taps_torch.c (torch
+ * without Python). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
 #include "_abi.h"
@@ -173,18 +174,16 @@ void *node_child(const void *node, size_t at, uint32_t *number);
 void *node_leaf(const void *node); /* the implementation of its variable, of a node that accumulates a gradient */
 PyObject *node_hang(void *node, int before, PyObject *hook);
 int64_t next_sequence(void); /* -1 where only Python can say */
-int unhear(int *was);
-void hear(int was);
+int silence_thread(int *was);
+void restore_thread(int was);
+void *found_in(const char *library, const char *name);
 int is_grad_on(void); /* these are -1 where only Python can say */
 int is_tracing(void);
 int is_autograd_off(void);
-PyObject *frame_back(PyObject *frame); /* None behind the last */
-int64_t frame_lasti(PyObject *frame);
 
 /* Of _taps_numbers.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
 void drop_metas(Fast *);
-void drop_apis(Fast *);
 void drop_anchors(Fast *);
 void forget_values(Fast *);
 void release_value(Fast *, PyObject *value);
@@ -194,6 +193,8 @@ int64_t json_entry(Fast *, PyObject *json);
 int64_t slot_entry(Fast *, int role, PyObject *path);
 int64_t place_entry(Fast *, int role, Py_ssize_t at);
 int64_t named_at(Fast *, PyObject *kind, PyObject *name);
+PyObject *frame_back(PyObject *frame); /* None behind the last */
+int64_t frame_lasti(PyObject *frame);
 int code_class(Fast *, PyObject *code);
 int64_t stack_number(Fast *, PyObject *frame, PyObject *stop, int64_t above, int *bits);
 int value_row(Fast *, PyObject *value, int produced, uint32_t row[3]);
@@ -233,6 +234,7 @@ void heard_again(Quiet *);
 int64_t sequence_now(Fast *);
 int traces(Fast *);
 int follows(Fast *, Call *);
+void drop_apis(Fast *);
 
 /* Of _taps_gauge.c. */
 int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, uint64_t pointer);
@@ -265,6 +267,8 @@ typedef struct {
     int64_t number;
     uint64_t sequence;
 } Child;
+Edges *edges_of(Fast *, PyObject *args, PyObject *kwargs, int peek, int native);
+int wants_grad(Fast *, PyObject *value, Direct *, int *direct);
 int node_of(PyObject *value, Direct *, int native, void **node);
 int children_of(void *node, int native, Children *);
 int child_at(const Children *, size_t at, Child *);
@@ -273,8 +277,8 @@ PyObject *edges_table(Edges *, PyObject *none);
 
 /* Of _taps_backward.c. */
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
-Edges *edges_of(Fast *, PyObject *args, PyObject *kwargs, int peek, int native);
 void drop_passes(Fast *);
+PyObject *new_hooks(void);
 PyObject *enter_hook(PyObject *module, PyObject *all);
 PyObject *fast_hook(Fast *, PyObject *args);
 PyObject *fast_edges(Fast *, PyObject *args);

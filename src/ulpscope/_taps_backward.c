@@ -445,8 +445,8 @@ static void drop_roots(Roots *roots) {
 }
 static int add_root(Fast *f, Roots *roots, PyObject *value, PyObject *path) {
     Direct d;
-    int direct = is_tensor(f, value) ? is_direct(f, value, &d) : 0;
-    if (direct < 0 || (direct && !d.requires_grad)) return direct < 0 ? -1 : 0;
+    int direct, wanted = wants_grad(f, value, &d, &direct);
+    if (wanted <= 0) return wanted;
     void *node;
     if (node_of(value, direct ? &d : NULL, roots->native, &node)) return -1;
     if (!node) return 0;
@@ -515,22 +515,25 @@ int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *
     return status;
 }
 
+/* As torch has them: a plain dictionary cannot be referred to weakly. */
+PyObject *new_hooks(void) {
+    static PyObject *class;
+    if (!class) {
+        PyObject *collections = PyImport_ImportModule("collections");
+        class = collections ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
+        Py_XDECREF(collections);
+    }
+    return class ? PyObject_CallNoArgs(class) : NULL;
+}
 /* In the place of torch's own way to put a hook into the table of a node: without a handle, which nobody would hold, and with
  * the hook for its own key. */
 PyObject *enter_hook(PyObject *module, PyObject *all) {
-    static PyObject *table_class;
     PyObject *original, *args, *kwargs, *table, *hook, *both = NULL;
     if (!PyArg_ParseTuple(all, "OO!O", &original, &PyTuple_Type, &args, &kwargs)) return NULL;
     hook = PyTuple_Size(args) == 2 ? PyTuple_GetItem(args, 1) : NULL;
     if (!hook || (Py_TYPE(hook) != hook_type && Py_TYPE(hook) != part_type)) return PyObject_Call(original, args, kwargs);
-    if (!table_class) {
-        PyObject *collections = PyImport_ImportModule("collections");
-        table_class = collections ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
-        Py_XDECREF(collections);
-        if (!table_class) return NULL;
-    }
     table = PyTuple_GetItem(args, 0);
-    table = table == Py_None ? PyObject_CallNoArgs(table_class) : Py_NewRef(table);
+    table = table == Py_None ? new_hooks() : Py_NewRef(table);
     if (table && !PyObject_SetItem(table, hook, hook)) both = PyTuple_Pack(2, table, Py_None);
     Py_XDECREF(table);
     return both;

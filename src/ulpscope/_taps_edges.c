@@ -11,10 +11,14 @@ int node_of(PyObject *value, Direct *direct, int native, void **node) {
     Py_XDECREF(found);
     return 0;
 }
+/* Whether a tensor takes part in a backward pass; `direct` says whether it was asked without Python. */
+int wants_grad(Fast *f, PyObject *value, Direct *d, int *direct) {
+    *direct = is_tensor(f, value) ? is_direct(f, value, d) : 0;
+    return *direct > 0 ? d->requires_grad : *direct ? -1 : truth_of(GET(value, REQUIRES_GRAD));
+}
 static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek) {
     Direct d;
-    int direct = is_tensor(f, value) ? is_direct(f, value, &d) : 0;
-    int wanted = direct > 0 ? d.requires_grad : direct ? -1 : truth_of(GET(value, REQUIRES_GRAD));
+    int direct, wanted = wants_grad(f, value, &d, &direct);
     if (wanted <= 0) return wanted;
     if (peek) { /* a view that was written: asking for its node makes torch rebuild it */
         int view = direct ? tensor_is_view(&d) : truth_of(ASK(value, IS_VIEW));

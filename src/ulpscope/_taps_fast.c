@@ -146,7 +146,7 @@ static void fast_dealloc(Fast *f) {
     PyErr_Fetch(&kind, &error, &trace);
     if (f->key && all && PyDict_DelItem(all, f->key)) PyErr_Clear();
     PyErr_Restore(kind, error, trace);
-    Py_XDECREF(f->key), Py_XDECREF(f->take), Py_XDECREF(f->give_up);
+    Py_CLEAR(f->key); Py_CLEAR(f->take); Py_CLEAR(f->give_up);
     forget_values(f);
     fast_clear(f);
     drop_apis(f);

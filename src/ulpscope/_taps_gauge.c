@@ -3,9 +3,6 @@
 #include "_taps.h"
 #include <math.h>
 #include <structmember.h>
-#ifndef _WIN32
-#include <dlfcn.h>
-#endif
 
 enum { MOST_SCALARS = 16, ABOUT_BYTES = 24 };
 
@@ -41,14 +38,6 @@ typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned
     void **, void **);
 static Launcher launcher;
 static int (*stream_state)(void *, int *), (*current_stream)(int32_t, void **);
-static void *found_in(const char *library, const char *name) {
-#ifndef _WIN32
-    void *opened = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
-    return opened ? dlsym(opened, name) : NULL;
-#else
-    return NULL;
-#endif
-}
 /* When the first lane is made, torch has loaded them. */
 static void find_functions(void) {
     void *found[] = {found_in("libcuda.so.1", "cuLaunchKernel"), found_in("libcuda.so.1", "cuStreamIsCapturing"),
@@ -216,6 +205,7 @@ typedef struct {
     uint64_t numel;
     uint32_t kind, flags, sketch, zeros;
 } About;
+_Static_assert(sizeof(About) == ABOUT_BYTES, "as cuda_rows.py has it");
 typedef struct {
     uint64_t most, least;
     double sum, norm;
@@ -224,6 +214,7 @@ typedef struct {
     uint64_t payload_offset, payload_nbytes, sketch_offset;
     uint32_t sketch_len, reserved;
 } Row;
+_Static_assert(sizeof(Row) == MEASURE_BYTES, "as native.py has it");
 static double double_of(uint64_t bits) {
     double value;
     memcpy(&value, &bits, sizeof value);

@@ -259,7 +259,7 @@ State *state_here(Fast *f) {
 /* No class and no mode of the program's hears what we ask, until `heard_again`, also with an exception set. */
 int unheard(Fast *f, Quiet *q) {
     *q = (Quiet){0};
-    if ((q->native = unhear(&q->was))) return 0;
+    if ((q->native = silence_thread(&q->was))) return 0;
     PyObject *made = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]), *done = made ? ASK(made, ENTER) : NULL;
     if (!done) Py_CLEAR(made);
     Py_XDECREF(done);
@@ -268,7 +268,7 @@ int unheard(Fast *f, Quiet *q) {
 }
 void heard_again(Quiet *q) {
     PyObject *kind, *error, *trace;
-    if (q->native) hear(q->was);
+    if (q->native) restore_thread(q->was);
     if (!q->made) return;
     PyErr_Fetch(&kind, &error, &trace);
     Py_XDECREF(PyObject_CallMethodObjArgs(q->made, word[EXIT], Py_None, Py_None, Py_None, NULL));

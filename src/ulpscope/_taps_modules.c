@@ -10,14 +10,13 @@ enum { STRETCH = 16 }; /* recursion.py */
 typedef struct {
     PyObject_HEAD
     Fast *fast;
-    PyObject *watched, *owners, *open, *sizes, *kind, *table_class;
+    PyObject *watched, *owners, *open, *sizes, *kind;
 } Arrival;
 
 /* As ParameterGradients has it. */
 static int watch_parameter(Arrival *v, PyObject *owner, PyObject *name, PyObject *value) {
     Direct d;
-    int direct = is_tensor(v->fast, value) ? is_direct(v->fast, value, &d) : 0;
-    int wanted = direct > 0 ? d.requires_grad : direct ? -1 : truth_of(GET(value, REQUIRES_GRAD));
+    int direct, wanted = wants_grad(v->fast, value, &d, &direct);
     if (wanted > 0) wanted = truth_of(GET(value, IS_LEAF));
     if (wanted <= 0) return wanted;
     PyObject *key = PyLong_FromVoidPtr(value), *hooks = key ? GET(value, ACCUMULATED_HOOKS) : NULL, *made = NULL, *pair = NULL;
@@ -29,7 +28,7 @@ static int watch_parameter(Arrival *v, PyObject *owner, PyObject *name, PyObject
     }
     int there = failed || hooks == Py_None ? 0 : PySequence_Contains(hooks, (PyObject *)v);
     if (!failed && there < 1) {
-        PyObject *table = there ? NULL : hooks == Py_None ? PyObject_CallNoArgs(v->table_class) : Py_NewRef(hooks);
+        PyObject *table = there ? NULL : hooks == Py_None ? new_hooks() : Py_NewRef(hooks);
         failed = !table || PyObject_SetItem(table, (PyObject *)v, (PyObject *)v) || (hooks == Py_None && PyObject_SetAttr(value,
             word[ACCUMULATED_HOOKS], table));
         Py_XDECREF(table);
@@ -317,10 +316,10 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
     Py_RETURN_NONE;
 }
 static int arrival_init(Arrival *v, PyObject *args, PyObject *kwargs) {
-    PyObject *fast, *watched, *owners, *open, *sizes, *kind, *table_class;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!UO", &fast, &PyDict_Type, &watched, &PyDict_Type, &owners, &PyDict_Type, &open,
-        &PyDict_Type, &sizes, &kind, &table_class)) return -1;
-    v->watched = Py_NewRef(watched), v->table_class = Py_NewRef(table_class);
+    PyObject *fast, *watched, *owners, *open, *sizes, *kind;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!U", &fast, &PyDict_Type, &watched, &PyDict_Type, &owners, &PyDict_Type, &open,
+        &PyDict_Type, &sizes, &kind)) return -1;
+    v->watched = Py_NewRef(watched);
     v->fast = (Fast *)Py_NewRef(fast), v->owners = Py_NewRef(owners), v->open = Py_NewRef(open);
     v->sizes = Py_NewRef(sizes), v->kind = Py_NewRef(kind);
     return 0;
@@ -341,7 +340,7 @@ static void arrival_dealloc(Arrival *v) {
     PyTypeObject *type = Py_TYPE(v);
     PyObject_GC_UnTrack(v);
     arrival_clear(v);
-    Py_XDECREF(v->sizes), Py_XDECREF(v->kind), Py_XDECREF(v->table_class);
+    Py_XDECREF(v->sizes), Py_XDECREF(v->kind);
     PyObject_GC_Del(v);
     Py_DECREF(type);
 }

@@ -1,6 +1,9 @@
 /* Numbers for the texts, names, stacks and values of a step.  What a text says stays known from step to step; its number
  * is given anew in each. */
 #include "_taps.h"
+#ifndef _WIN32
+#include <dlfcn.h>
+#endif
 
 enum { MOST_KEPT = 200000, SWEEP = 10000, MOST_FLAT = 64 };
 
@@ -89,6 +92,30 @@ int64_t named_at(Fast *f, PyObject *kind, PyObject *name) {
 }
 
 /* --- stacks ------------------------------------------------------------------------------------------------------ */
+
+/* Functions that Python has and its stable interface has not. */
+static struct {
+    int looked;
+    PyObject *(*back)(PyObject *);
+    int (*lasti)(PyObject *);
+} frames;
+static void find_frames(void) {
+    frames.looked = 1;
+#ifndef _WIN32
+    void *found[] = {dlsym(RTLD_DEFAULT, "PyFrame_GetBack"), dlsym(RTLD_DEFAULT, "PyFrame_GetLasti")};
+    memcpy(&frames.back, found, sizeof *found), memcpy(&frames.lasti, found + 1, sizeof *found);
+#endif
+}
+PyObject *frame_back(PyObject *frame) {
+    if (!frames.looked) find_frames();
+    if (!frames.back) return GET(frame, F_BACK);
+    PyObject *back = frames.back(frame);
+    return back ? back : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+int64_t frame_lasti(PyObject *frame) {
+    if (!frames.looked) find_frames();
+    return frames.lasti ? frames.lasti(frame) : number_of(GET(frame, F_LASTI));
+}
 
 int code_class(Fast *f, PyObject *code) {
     uint64_t *found = table_find(&f->codes, (uint64_t)code, 0, 0);

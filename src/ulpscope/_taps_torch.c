@@ -1,4 +1,4 @@
-/* What an ordinary tensor is, asked of torch's own library: a dozen attributes through Python cost more than measuring a small
+/* What an ordinary tensor is, what the graph holds and what a thread is set to, asked of torch's own library: a dozen attributes through Python cost more than measuring a small
  * tensor. Nothing is assumed of how torch lays out its objects: `learn` finds where a tensor has its implementation and its
  * dispatch keys, by samples whose addresses and keys Python tells, and compares every answer with that of Python. Where
  * anything differs, or a function is missing, tensors are asked through their attributes, here as everywhere. */
@@ -46,24 +46,28 @@ static struct {
     void **(*tracing)(void);
     char (*excluded)(uint16_t);
 } thread;
+/* A function of a library that is loaded, or NULL. */
+void *found_in(const char *library, const char *name) {
+#ifdef _WIN32
+    return NULL;
+#else
+    void *opened = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+    return opened ? dlsym(opened, name) : NULL;
+#endif
+}
 typedef struct {
     const char *name;
     int library;
     void *to;
 } Wanted;
 static int find_functions(const Wanted *wanted, size_t count) {
-#ifdef _WIN32
-    return 0;
-#else
-    void *libraries[] = {dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD), dlopen("libc10.so", RTLD_NOW | RTLD_NOLOAD),
-        dlopen("libtorch_python.so", RTLD_NOW | RTLD_NOLOAD)};
+    static const char *const libraries[] = {"libtorch_cpu.so", "libc10.so", "libtorch_python.so"};
     for (size_t i = 0; i < count; i++) {
-        void *found = libraries[wanted[i].library] ? dlsym(libraries[wanted[i].library], wanted[i].name) : NULL;
+        void *found = found_in(libraries[wanted[i].library], wanted[i].name);
         if (!found) return 0;
         memcpy(wanted[i].to, &found, sizeof found);
     }
     return 1;
-#endif
 }
 static int find_tensors(void) {
     const Wanted wanted[] = {
@@ -191,14 +195,14 @@ void *node_leaf(const void *node) {
 PyObject *node_hang(void *node, int before, PyObject *hook) { return graph.hang[before](node, hook); }
 int64_t next_sequence(void) { return graph.ready ? (int64_t)graph.sequence() : -1; }
 
-/* Until `heard`: no class and no mode hears of what is asked. 0 where Python must see to it. */
-int unhear(int *was) {
+/* Until `restore_thread`: no class and no mode hears of what is asked. 0 where Python must see to it. */
+int silence_thread(int *was) {
     if (!thread.ready) return 0;
     *was = thread.state();
     thread.set_state(thread.silent);
     return 1;
 }
-void hear(int was) { thread.set_state(was); }
+void restore_thread(int was) { thread.set_state(was); }
 int is_grad_on(void) { return thread.ready ? thread.grad_enabled() & 1 : -1; }
 int is_tracing(void) { return thread.ready ? *thread.tracing() != NULL : -1; }
 int is_autograd_off(void) { return thread.ready ? thread.excluded(thread.autograd) & 1 : -1; }
@@ -307,30 +311,4 @@ PyObject *learn_thread(PyObject *module, PyObject *args) {
     thread.autograd = (uint16_t)autograd;
     thread.ready = thread.silent > 0 && thread.state && thread.set_state && thread.grad_enabled && thread.tracing && thread.excluded;
     return PyBool_FromLong(thread.ready);
-}
-
-/* --- frames ------------------------------------------------------------------------------------------------------ */
-
-/* Functions that Python has and its stable interface has not. */
-static struct {
-    int looked;
-    PyObject *(*back)(PyObject *);
-    int (*lasti)(PyObject *);
-} frames;
-static void find_frames(void) {
-    frames.looked = 1;
-#ifndef _WIN32
-    void *found[] = {dlsym(RTLD_DEFAULT, "PyFrame_GetBack"), dlsym(RTLD_DEFAULT, "PyFrame_GetLasti")};
-    memcpy(&frames.back, found, sizeof *found), memcpy(&frames.lasti, found + 1, sizeof *found);
-#endif
-}
-PyObject *frame_back(PyObject *frame) {
-    if (!frames.looked) find_frames();
-    if (!frames.back) return GET(frame, F_BACK);
-    PyObject *back = frames.back(frame);
-    return back ? back : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-}
-int64_t frame_lasti(PyObject *frame) {
-    if (!frames.looked) find_frames();
-    return frames.lasti ? frames.lasti(frame) : number_of(GET(frame, F_LASTI));
 }

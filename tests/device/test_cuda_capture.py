@@ -245,3 +245,19 @@ def test_without_triton_the_rows_are_the_same(tmp_path: Path, monkeypatch: pytes
                 right.zero_count,
             )
             assert left.finite_norm == pytest.approx(right.finite_norm, rel=1e-6)
+
+
+def test_modules_are_recorded_without_a_mode(tmp_path: Path) -> None:
+    """On the device measuring a value again costs less than a mode; where tensors are kept, each is stored once all the same."""
+    torch.manual_seed(0)
+    model, value = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).cuda(), torch.randn(3, 8, device="cuda")
+    found = {}
+    for tensors in (False, True):
+        capture = ulpscope.Capture(tmp_path / str(tensors), level="module", tensors=tensors).start(model)
+        assert torch._C._len_torch_function_stack() == int(tensors)
+        model(value).sum().backward()
+        capture.close()
+        calls = ulpscope.open_dump(tmp_path / str(tensors)).calls()
+        found[tensors] = [(call.id, [(item.slot, item.stats) for item in call.values]) for call in calls]
+        model.zero_grad()
+    assert found[False] == found[True]

@@ -117,6 +117,21 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_reason(tmp_path: Path) -
         DumpWriter().open(tmp_path / "file" / "step0" / "rank0", manifest())
 
 
+def test_a_manifest_is_written_when_it_says_anything_new_and_in_each_dump(tmp_path: Path) -> None:
+    folder = tmp_path / "step0" / "rank0"
+    writer = DumpWriter()
+    for _ in range(2):  # into the same folder again, as after a removal
+        writer.open(folder, manifest())
+        writer.flush({**manifest(), "state": "complete"})
+        (folder / "manifest.json").unlink()
+        writer.flush({**manifest(), "state": "complete", "written": "later"})
+        assert not (folder / "manifest.json").exists()
+        writer.close({**manifest(), "state": "complete", "notes": ["more"]})
+        assert '"more"' in (folder / "manifest.json").read_text()
+        shutil.rmtree(folder)
+    writer.shutdown()
+
+
 def test_a_writer_that_fails_says_so_once_and_keeps_what_it_has(tmp_path: Path) -> None:
     builder = built(tmp_path, calls=5)
     told: list[str] = []

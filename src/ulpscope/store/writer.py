@@ -89,8 +89,6 @@ class DumpWriter:
         self._files: list[int] = []
         self._payload_file = self._direct_file = -1
         self._folder: Path | None = None
-        # What the manifest on the disk says, but for when it was written.
-        self._said: dict[str, Any] = {}
         # One thread at a time is inside: all of them hold the gate of the recorder.
         self.frames = Frames(self._put_frame, self._wake)
         self._reset()
@@ -99,6 +97,8 @@ class DumpWriter:
         self.frames.attach(None)
         self._payload_size = 0
         self._measures_filed = 0
+        # What the manifest on the disk says, but for when it was written.
+        self._said: dict[str, Any] = {}
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class DumpWriter:
 
     def _say(self, folder: Path, manifest: dict[str, Any]) -> None:
         """Writes the manifest where it says anything new."""
-        said = {"folder": folder, **manifest, "written": None}
+        said = {**manifest, "written": None}
         if said != self._said:
             layout.write_json(folder / layout.MANIFEST, manifest)
             self._said = said

@@ -1,4 +1,4 @@
-"""What the C part of a capture must know to ask tensors without Python; `_taps_torch.c` says how."""
+"""What the C part of a capture must know to ask tensors, the graph and a thread without Python; `_taps_torch.c` says how."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def learn() -> bool:
     try:
         if taps.C is None or not taps.C.learn(samples()):
             return False
-        return _learn_thread(taps.C) and taps.C.learn_graph(nodes())
+        return all([_learn_thread(taps.C), taps.C.learn_graph(nodes())])  # each serves without the other
     except Exception as error:  # another torch: attributes serve everywhere
         log.debug("torch is asked through Python: %s", error)
         return False

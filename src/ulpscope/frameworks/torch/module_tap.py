@@ -276,7 +276,7 @@ class ParameterGradients:
         self.hook: Callable[[Tensor], None] = self._arrived
         if observer.fast is not None and taps.C is not None:
             tables = (self._watched, self._owners, self._open, self._sizes)
-            self.hook = taps.C.Arrival(observer.fast, *tables, MODULE, OrderedDict)
+            self.hook = taps.C.Arrival(observer.fast, *tables, MODULE)
 
     def watch(self, call: OpenCall, module: Module) -> None:
         for key, value in _parameters(module):
