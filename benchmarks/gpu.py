@@ -114,7 +114,7 @@ def kernels() -> list[tuple[str, int, float, float]]:
         def reserve_measure(self) -> int:
             return 0
 
-        def complete_measures(self, numbers: Any, rows: Any, sketches: bytes) -> None:
+        def complete_measures(self, numbers: Any, rows: Any, sketches: Any) -> None:
             return None
 
     def seconds(work: Callable[[], Any]) -> float:

@@ -93,7 +93,7 @@ int truth_of(PyObject *owned) {
 
 /* --- frames ------------------------------------------------------------------------------------------------------ */
 
-enum { FRAME_HEAD = 72, RING_HEAD = 16, RING_TAKEN = 24, RING_DATA = 4096 };
+enum { SKETCH_OFFSET = 96, FRAME_HEAD = 72, RING_HEAD = 16, RING_TAKEN = 24, RING_DATA = 4096 };
 
 static void detach(Frames *f) {
     if (f->map) PyBuffer_Release(&f->view);
@@ -204,20 +204,35 @@ static PyObject *frames_commit_call(Frames *f, PyObject *args) {
     if (frames_commit(f, length ? own : NULL, values, (size_t)size)) return NULL;
     Py_RETURN_NONE;
 }
-/* Rows of measures that are there already, and sketches that follow the last ones. */
+/* Rows of measures that are there already, by their numbers, and their sketches, which follow the last ones. */
+static int patch_all(Frames *f, const uint32_t *numbers, size_t count, char *rows, Bytes sketches) {
+    for (size_t i = 0; i < count; i++) {
+        uint64_t offset;
+        char *at = rows + MEASURE_BYTES * i + SKETCH_OFFSET;
+        memcpy(&offset, at, 8), offset += f->sketch_size, memcpy(at, &offset, 8);
+    }
+    f->sketch_size += sketches.size;
+    for (size_t i = 0, next; i < count; i = next) {
+        for (next = i + 1; next < count && numbers[next] == numbers[next - 1] + 1; next++) {}
+        uint64_t places[5] = {f->sizes[0], (uint64_t)MEASURE_BYTES * numbers[i], f->sizes[2], f->sizes[3], f->sizes[4]};
+        Bytes parts[5] = {{0}, {rows + MEASURE_BYTES * i, MEASURE_BYTES * (next - i), 0}, sketches};
+        int done = frames_place(f, places, parts);
+        if (done < 0) return -1;
+        if (done) f->sizes[2] += sketches.size;
+        sketches.size = 0;
+    }
+    return 0;
+}
 static PyObject *frames_patch(Frames *f, PyObject *args) {
-    unsigned long long place;
-    Py_buffer rows, sketches;
-    if (!PyArg_ParseTuple(args, "Ky*y*", &place, &rows, &sketches)) return NULL;
-    uint64_t places[5] = {f->sizes[0], place, f->sizes[2], f->sizes[3], f->sizes[4]}, more = (uint64_t)sketches.len;
-    Bytes parts[5] = {{0}, {rows.buf, (size_t)rows.len, 0}, {sketches.buf, (size_t)more, 0}};
-    int open = f->map && !f->failed, done = open ? frames_place(f, places, parts) : 0;
-    PyBuffer_Release(&rows), PyBuffer_Release(&sketches);
-    if (done < 0) return NULL;
-    if (!open) Py_RETURN_NONE;
-    f->sizes[2] += done ? more : 0;
-    f->sketch_size += more;
-    if (wake_if_full(f)) return NULL;
+    Py_buffer numbers, rows, sketches;
+    if (!PyArg_ParseTuple(args, "y*w*y*", &numbers, &rows, &sketches)) return NULL;
+    size_t count = (size_t)numbers.len / 4;
+    int failed = (size_t)rows.len != MEASURE_BYTES * count;
+    if (failed) PyErr_SetString(PyExc_ValueError, "numbers and rows do not agree");
+    else if (f->map && !f->failed && count)
+        failed = patch_all(f, numbers.buf, count, rows.buf, (Bytes){sketches.buf, (size_t)sketches.len, 0});
+    PyBuffer_Release(&numbers), PyBuffer_Release(&rows), PyBuffer_Release(&sketches);
+    if (failed || wake_if_full(f)) return NULL;
     Py_RETURN_NONE;
 }
 #ifndef _WIN32
@@ -448,6 +463,8 @@ static PyMethodDef functions[] = {
     "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_graph", learn_graph, METH_O,
     "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
     {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
+    {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it."},
+    {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
     {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
     {"enter_hook", enter_hook, METH_VARARGS, "Puts a hook into the table of a node; around torch's own way."},
     {NULL, NULL, 0, NULL}};

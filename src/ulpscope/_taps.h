@@ -235,11 +235,13 @@ int64_t sequence_now(Fast *);
 int traces(Fast *);
 int follows(Fast *, Call *);
 void drop_apis(Fast *);
+PyObject *asked_mode(PyObject *module, PyObject *above);
 
 /* Of _taps_gauge.c. */
 int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, uint64_t pointer);
 int is_lane(PyObject *);
 PyObject *rows_of(PyObject *module, PyObject *args);
+PyObject *copy_back(PyObject *module, PyObject *args);
 
 /* Of _taps_edges.c. */
 #define LEAF NONE64 /* the sequence number of nodes that accumulate */

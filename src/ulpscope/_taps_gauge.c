@@ -15,10 +15,10 @@ typedef struct {
 /* How tensors of one type and layout are measured. */
 typedef struct {
     PyObject_HEAD
-    Kernel *usual, *wide, *residue;
-    unsigned programs, wide_programs, residue_programs;
-    uint64_t scalars[MOST_SCALARS], wide_scalars[MOST_SCALARS], residue_scalars[MOST_SCALARS];
-    int scalar_count, wide_count, residue_count;
+    Kernel *usual, *wide;
+    unsigned programs, wide_programs;
+    uint64_t scalars[MOST_SCALARS], wide_scalars[MOST_SCALARS], checks[MOST_SCALARS];
+    int scalar_count, wide_count, check_count;
     unsigned long long room;
     char direct, aligned;
     char about[ABOUT_BYTES];
@@ -37,13 +37,16 @@ typedef struct {
 typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
     void **, void **);
 static Launcher launcher;
-static int (*stream_state)(void *, int *), (*current_stream)(int32_t, void **);
+static int (*stream_state)(void *, int *), (*current_stream)(int32_t, void **), (*copier)(void *, uint64_t, size_t, void *),
+    (*recorder)(void *, void *);
 /* When the first lane is made, torch has loaded them. */
 static void find_functions(void) {
     void *found[] = {found_in("libcuda.so.1", "cuLaunchKernel"), found_in("libcuda.so.1", "cuStreamIsCapturing"),
-        found_in("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream")};
+        found_in("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"), found_in("libcuda.so.1", "cuMemcpyDtoHAsync_v2"),
+        found_in("libcuda.so.1", "cuEventRecord")};
     memcpy(&launcher, found, sizeof *found), memcpy(&stream_state, found + 1, sizeof *found);
     memcpy(&current_stream, found + 2, sizeof *found);
+    memcpy(&copier, found + 3, sizeof *found), memcpy(&recorder, found + 4, sizeof *found);
 }
 /* Whether the stream that torch works on is ours, and is not being recorded into a graph; -1 after an error. */
 static int is_stream(const Lane *lane) {
@@ -70,6 +73,17 @@ static int launch(const Kernel *kernel, unsigned programs, uint64_t stream, uint
     if (error) PyErr_Format(PyExc_RuntimeError, "a kernel was not launched: CUDA error %d", error);
     return error ? -1 : 0;
 }
+PyObject *copy_back(PyObject *module, PyObject *args) {
+    unsigned long long to, from, size, stream, event;
+    if (!PyArg_ParseTuple(args, "KKKKK", &to, &from, &size, &stream, &event)) return NULL;
+    if (!copier) find_functions();
+    if (!copier || !recorder) return PyErr_SetString(PyExc_RuntimeError, "the driver has no copies or no events"), NULL;
+    void *queue = (void *)(uintptr_t)stream;
+    int error = copier((void *)(uintptr_t)to, from, (size_t)size, queue);
+    if (!error) error = recorder((void *)(uintptr_t)event, queue);
+    if (error) return PyErr_Format(PyExc_RuntimeError, "answers were not copied: CUDA error %d", error);
+    Py_RETURN_NONE;
+}
 static int is_ready(const Kernel *kernel) { return kernel && kernel->function && launcher; }
 
 /* Makes rows of the parts that are there. */
@@ -86,7 +100,7 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, u
     Recipe *recipe = (Recipe *)recipe_object;
     if (!lane->bound || !recipe->direct || (recipe->aligned && pointer % 4) || lane->count >= lane->most_rows) return -2;
     const Kernel *kernel = recipe->wide && pointer % 16 == 0 ? recipe->wide : recipe->usual;
-    if (!is_ready(kernel) || (lane->checked && !is_ready(recipe->residue))) return -2;
+    if (!is_ready(kernel)) return -2;
     int full = lane->used + recipe->room > lane->most_parts, ours = full && !is_ready(lane->combine) ? 0 : is_stream(lane);
     if (ours <= 0) return ours ? -1 : -2;
     if (full && combine(lane)) return -1;
@@ -94,19 +108,19 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, u
     uint64_t numbers[2 * MOST_SCALARS] = {pointer, lane->parts, lane->used, lane->segments, row,
         lane->tables[0], lane->tables[1]};
     int count = 7;
+    unsigned programs = kernel == recipe->wide ? recipe->wide_programs : recipe->programs;
     if (kernel == recipe->wide) {
         numbers[count++] = lane->tables[2], numbers[count++] = lane->tables[3];
         memcpy(numbers + count, recipe->wide_scalars, sizeof(uint64_t) * (size_t)recipe->wide_count),
             count += recipe->wide_count;
     } else memcpy(numbers + count, recipe->scalars, sizeof(uint64_t) * (size_t)recipe->scalar_count),
         count += recipe->scalar_count;
-    if (launch(kernel, kernel == recipe->wide ? recipe->wide_programs : recipe->programs, stream, numbers, count))
-        return -1;
     if (lane->checked) {
-        uint64_t more[2 * MOST_SCALARS] = {pointer, lane->places, lane->residues, row};
-        memcpy(more + 4, recipe->residue_scalars, sizeof(uint64_t) * (size_t)recipe->residue_count);
-        if (launch(recipe->residue, recipe->residue_programs, stream, more, 4 + recipe->residue_count)) return -1;
+        numbers[count++] = lane->places, numbers[count++] = lane->residues;
+        memcpy(numbers + count, recipe->checks, sizeof(uint64_t) * (size_t)recipe->check_count), count += recipe->check_count;
+        programs += (unsigned)recipe->checks[0];
     }
+    if (launch(kernel, programs, stream, numbers, count)) return -1;
     int64_t number = frames_measure((Frames *)f->given[FRAMES], PyBytes_AsString(lane->unknown), MEASURE_BYTES);
     if (number < 0) return -1;
     ((uint32_t *)(uintptr_t)lane->numbers)[row] = (uint32_t)number;
@@ -130,28 +144,24 @@ static int take_scalars(PyObject *tuple, uint64_t *to) {
     return PyErr_Occurred() ? -1 : (int)count;
 }
 static int recipe_init(Recipe *r, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"usual", "programs", "scalars", "wide", "wide_programs", "wide_scalars", "residue",
-        "residue_programs", "residue_scalars", "room", "direct", "aligned", "about", NULL};
-    PyObject *usual, *wide, *residue, *one, *two, *three;
+    PyObject *usual, *wide, *one, *two, *three;
     const char *about;
     Py_ssize_t size;
     int direct, aligned;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIO!OIO!OIO!Kppy#", names, &usual, &r->programs, &PyTuple_Type,
-        &one, &wide, &r->wide_programs, &PyTuple_Type, &two, &residue, &r->residue_programs, &PyTuple_Type, &three,
-        &r->room, &direct, &aligned, &about, &size)) return -1;
+    if (!PyArg_ParseTuple(args, "OIO!OIO!O!Kppy#", &usual, &r->programs, &PyTuple_Type, &one, &wide, &r->wide_programs,
+        &PyTuple_Type, &two, &PyTuple_Type, &three, &r->room, &direct, &aligned, &about, &size)) return -1;
     if (size != ABOUT_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
     memcpy(r->about, about, ABOUT_BYTES);
     if ((r->scalar_count = take_scalars(one, r->scalars)) < 0 || (r->wide_count = take_scalars(two, r->wide_scalars))
-        < 0 || (r->residue_count = take_scalars(three, r->residue_scalars)) < 0) return -1;
+        < 0 || (r->check_count = take_scalars(three, r->checks)) < 0) return -1;
     r->direct = (char)direct, r->aligned = (char)aligned;
     r->usual = usual == Py_None ? NULL : (Kernel *)Py_NewRef(usual), r->wide = wide == Py_None ? NULL :
         (Kernel *)Py_NewRef(wide);
-    r->residue = residue == Py_None ? NULL : (Kernel *)Py_NewRef(residue);
     return 0;
 }
 static void recipe_dealloc(Recipe *r) {
     PyTypeObject *type = Py_TYPE(r);
-    Py_XDECREF(r->usual), Py_XDECREF(r->wide), Py_XDECREF(r->residue);
+    Py_XDECREF(r->usual), Py_XDECREF(r->wide);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(r);
     Py_DECREF(type);
 }

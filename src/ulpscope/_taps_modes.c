@@ -549,17 +549,34 @@ static PyObject *handle(Mode *m, PyObject *func, PyObject *types, PyObject *args
 slow:
     return PyObject_CallMethodObjArgs((PyObject *)m, word[SLOW], func, types, args, kwargs ? kwargs : Py_None, NULL);
 }
-static PyObject *mode_call(Mode *m, PyObject *const *given, Py_ssize_t count) {
-    if (count < 2 || count > 4) return PyErr_SetString(PyExc_TypeError, "__torch_function__ takes 2 to 4 arguments"), NULL;
-    PyObject *none = count > 2 ? NULL : PyTuple_New(0), *args = count > 2 ? given[2] : none;
-    if (!args) return NULL;
+static PyObject *mode_call(Mode *m, PyObject *all, PyObject *none) {
+    PyObject *func, *types, *args = NULL, *kwargs = NULL, *empty = NULL;
+    if (!PyArg_UnpackTuple(all, "__torch_function__", 2, 4, &func, &types, &args, &kwargs)) return NULL;
+    if (!args && !(args = empty = PyTuple_New(0))) return NULL;
     State *s = (State *)Py_XNewRef((PyObject *)m->state);
     if (s) s->handling++;
-    PyObject *result = handle(m, given[0], given[1], args, count > 3 ? given[3] : NULL);
+    PyObject *result = handle(m, func, types, args, kwargs);
     if (s) s->handling--;
-    Py_XDECREF(s), Py_XDECREF(none);
+    Py_XDECREF(s), Py_XDECREF(empty);
     return result;
 }
+/* At each call torch asks a mode for this method twice, and the method whose it is, by texts, which Python looks for in every
+ * class: the mode is its own method. */
+static PyObject *mode_attribute(PyObject *m, char *name) {
+    if (!strcmp(name, "__torch_function__") || !strcmp(name, "__self__")) return Py_NewRef(m);
+    PyObject *text = PyUnicode_FromString(name), *found = text ? PyObject_GenericGetAttr(m, text) : NULL;
+    Py_XDECREF(text);
+    return found;
+}
+static PyType_Slot asked_slots[] = {{Py_tp_getattr, mode_attribute}, {Py_tp_getattro, PyObject_GenericGetAttr}, {0, NULL}};
+static PyType_Spec asked_spec = {"ulpscope._taps.AskedMode", 0, 0, Py_TPFLAGS_DEFAULT, asked_slots};
+/* A class of modes, below one of Python's, which has no slot for what is asked by a text. */
+PyObject *asked_mode(PyObject *module, PyObject *above) {
+    PyObject *bases = PyTuple_Pack(1, above), *made = bases ? PyType_FromSpecWithBases(&asked_spec, bases) : NULL;
+    Py_XDECREF(bases);
+    return made;
+}
+static PyObject *mode_method(Mode *m, PyObject *all) { return mode_call(m, all, NULL); }
 static int mode_init(Mode *m, PyObject *args, PyObject *kwargs) {
     PyObject *fast, *state;
     if (!PyArg_ParseTuple(args, "OO!", &fast, state_type, &state)) return -1;
@@ -584,9 +601,9 @@ static void mode_dealloc(Mode *m) {
     Py_DECREF(type);
 }
 static PyMethodDef mode_methods[] = {
-    {"__torch_function__", (PyCFunction)(void (*)(void))mode_call, METH_FASTCALL, "One call of torch."}, {NULL, NULL, 0, NULL}};
+    {"__torch_function__", (PyCFunction)mode_method, METH_VARARGS, "One call of torch."}, {NULL, NULL, 0, NULL}};
 static PyType_Slot mode_slots[] = {
-    {Py_tp_init, mode_init}, {Py_tp_dealloc, mode_dealloc}, {Py_tp_traverse, mode_traverse}, {Py_tp_clear, mode_clear},
-    {Py_tp_methods, mode_methods}, {0, NULL}};
+    {Py_tp_init, mode_init}, {Py_tp_call, mode_call}, {Py_tp_dealloc, mode_dealloc}, {Py_tp_traverse, mode_traverse},
+    {Py_tp_clear, mode_clear}, {Py_tp_methods, mode_methods}, {0, NULL}};
 PyType_Spec mode_spec = {
     "ulpscope._taps.Mode", sizeof(Mode), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, mode_slots};

@@ -199,9 +199,9 @@ class Sink(Protocol):
     def reserve_measure(self) -> int: ...
 
     def complete_measures(
-        self, numbers: NDArray[np.int64], rows: NDArray[np.void], sketches: bytes | memoryview
+        self, numbers: NDArray[np.uint32], rows: NDArray[np.void], sketches: bytes | memoryview
     ) -> None:
-        """Fills in reserved rows. The memory of both is used again afterwards."""
+        """Fills in reserved rows. The memory of all three is used again afterwards."""
         ...
 
     def add_payload(

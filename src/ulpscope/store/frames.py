@@ -10,6 +10,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ulpscope import native, taps
 from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, VALUE_BYTES
 
@@ -74,12 +77,20 @@ class PlainFrames:
             self._sizes = [size + len(part) for size, part in zip(self._sizes, parts, strict=True)]
             self.calls += bool(row)
 
-    def patch(self, place: int, rows: bytes, sketches: bytes | memoryview) -> None:
-        """Puts rows of measures that are there already, and sketches that follow the last ones."""
-        sizes = self._sizes
-        if self._place([sizes[0], place, *sizes[2:]], (b"", rows, bytes(sketches), b"", b"")):
-            sizes[2] += len(sketches)
+    def patch(self, numbers: NDArray[np.uint32], rows: NDArray[np.void], sketches: bytes | memoryview) -> None:
+        """Puts rows of measures that are there already, by their numbers, and their sketches, which follow the last ones; places of
+        sketches are counted from the first of them."""
+        if self._view is None or self.failed or not len(numbers):
+            return
+        rows["sketch_offset"] += np.uint64(self.sketch_size)
         self.sketch_size += len(sketches)
+        runs = np.flatnonzero(np.diff(numbers) != 1) + 1
+        for first, part in zip(np.split(numbers, runs), np.split(rows, runs), strict=True):
+            sizes = self._sizes
+            place = int(first[0]) * _MEASURE_BYTES
+            if self._place([sizes[0], place, *sizes[2:]], (b"", part.tobytes(), bytes(sketches), b"", b"")):
+                sizes[2] += len(sketches)
+            sketches = b""
 
     def _place(self, places: list[int], parts: tuple[bytes, ...]) -> bool:
         view = self._view

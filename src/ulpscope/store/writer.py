@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 JOURNAL_BYTES = 8 << 20
 ALIGN = 64
 _BLOCK = 4096
-_MEASURE_BYTES = native.ROW.itemsize
 _CHUNK = 4 << 20
 
 
@@ -273,16 +272,13 @@ class DumpWriter:
         return int(self.frames.add_measured(UNKNOWN))
 
     def complete_measures(
-        self, numbers: NDArray[np.int64], rows: NDArray[np.void], sketches: bytes | memoryview
+        self, numbers: NDArray[np.uint32], rows: NDArray[np.void], sketches: bytes | memoryview
     ) -> None:
         """Fills in reserved rows. Places of sketches are counted from the first of `sketches`."""
         if self.frames.pending:
             self.frames.commit(b"", b"")
-        rows["sketch_offset"] += np.uint64(self.frames.sketch_size)
-        runs = np.flatnonzero(np.diff(numbers) != 1) + 1
-        for first, part in zip(np.split(numbers, runs), np.split(rows, runs), strict=True):
-            self.frames.patch(int(first[0]) * _MEASURE_BYTES, part.tobytes(), sketches)
-            sketches = b""
+        self.frames.patch(numbers, rows, sketches)
+        self._wake()
 
     def add_payload(
         self, pointer: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ...] | None, nbytes: int

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ulpscope.frameworks.torch.cuda_checked_kernels import measure_checked, measure_wide_checked
 from ulpscope.frameworks.torch.cuda_crc_kernels import LANES, combine_residues, residue
 from ulpscope.frameworks.torch.cuda_kernels import QUARTERS, ROWS, combine, measure
 from ulpscope.frameworks.torch.cuda_wide_kernels import measure_wide
@@ -16,7 +17,9 @@ __all__ = [
     "combine_residues",
     "dtype",
     "measure",
+    "measure_checked",
     "measure_wide",
+    "measure_wide_checked",
     "residue",
 ]
 

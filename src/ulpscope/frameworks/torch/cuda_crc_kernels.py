@@ -73,17 +73,14 @@ def _word(address, place, numel, n1, n2, n3, s0, s1, s2, s3, ITEM: tl.constexpr)
         return word
 
 
-@triton.jit(do_not_specialize=["address", "places", "residues", "row", "nbytes", "words", "span", "weights",
-                               "n1", "n2", "n3", "s0", "s1", "s2", "s3"])  # fmt: skip
-def residue(
-    address: tl.int64, places: tl.int64, residues: tl.int64, row: tl.int64, nbytes: tl.int64, words: tl.int64,
-    span: tl.int64, weights: tl.int64, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64,
-    s3: tl.int64, STEPS: tl.constexpr, PROGRAMS: tl.constexpr, ITEM: tl.constexpr,
+@triton.jit
+def residue_part(
+    program, address, places, residues, row, nbytes, words, span, weights, n1, n2, n3, s0, s1, s2, s3,
+    STEPS: tl.constexpr, PROGRAMS: tl.constexpr, ITEM: tl.constexpr,
 ):  # fmt: skip
     """The remainder of one span of a tensor's words; what lies behind the end counts as zero. `weights` has that of each lane,
     and the table for y. A lane asks for `STEPS` words before it uses the first. `ITEM` is the size of an element of a tensor
     with strides, and 0 for one that is contiguous."""
-    program = tl.program_id(0)
     lane = tl.arange(0, 128)
     table = weights.to(tl.pointer_type(tl.uint32))
     pointer = address.to(tl.pointer_type(tl.uint32))
@@ -120,6 +117,18 @@ def residue(
         place = places.to(tl.pointer_type(tl.int64)) + row * 2
         tl.store(place, nbytes)
         tl.store(place + 1, span)
+
+
+@triton.jit(do_not_specialize=["address", "row", "places", "residues", "nbytes", "words", "span", "weights"])
+def residue(
+    address: tl.int64, row: tl.int64, places: tl.int64, residues: tl.int64, nbytes: tl.int64, words: tl.int64,
+    span: tl.int64, weights: tl.int64, STEPS: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """The remainders of a contiguous tensor of which nothing else is measured by a kernel."""
+    residue_part(
+        tl.program_id(0), address, places, residues, row, nbytes, words, span, weights, 0, 0, 0, 0, 0, 0, 0,
+        STEPS, PROGRAMS, 0,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["places", "residues", "rows", "powers"])

@@ -2,14 +2,14 @@
 
 Each tensor gets a row number in the dump at once and launches on the stream it is used on: the order of the stream makes
 the numbers right, whoever writes the tensor afterwards. Answers gather in a batch on the device; a full batch, or the
-end of a step, sends them back in one copy that nobody waits for. Rows are filled in a thousand at a time, long after their
-answers were sent, or at the end of the step.
+end of a step, sends them back in one copy that nobody waits for (`cuda_mail.py`).
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,9 @@ from ulpscope.dtypes import DType
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import cuda_crc, cuda_plain
 from ulpscope.frameworks.torch.cuda_launch import Launch
+from ulpscope.frameworks.torch.cuda_mail import CudaMail
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
-from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS, Room, rows_of
+from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS
 from ulpscope.frameworks.torch.cuda_tables import SketchTables
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ _ROWS = 512
 # Room for the parts of answers, which are made into rows whenever it is full.
 _PARTS = 16 << 10
 _BATCHES = 4
-# Answers in each half of the memory they come back to.
-_MAIL = 1024
 _SMALLEST_SPAN = 32
 # From so many elements on programs take blocks of one turn, in so many shares; in twice as many from the second number.
 _WIDE, _LARGE = 1 << 20, 1 << 23
@@ -68,7 +67,7 @@ class Plan:
     """How tensors of one type and layout are measured."""
 
     __slots__ = (
-        "about", "aligned", "contiguous", "counts", "direct", "form", "item", "kind", "launch", "nbytes", "programs", "residues", "room", "scalars",
+        "about", "aligned", "checks", "contiguous", "counts", "direct", "form", "item", "kind", "launch", "nbytes", "programs", "room", "scalars",
         "wide", "wide_programs", "wide_scalars",
     )  # fmt: skip
 
@@ -85,7 +84,8 @@ class Plan:
     item: int
     # Parts that it may need.
     room: int
-    # None: by torch operators. The scalars are the number of elements, span, sizes and strides.
+    # None: by torch operators. The scalars are the number of elements, span, sizes and strides. Where a CRC is wanted, its programs
+    # come first in each launch.
     launch: Launch | None
     programs: int
     scalars: tuple[int, ...]
@@ -95,7 +95,7 @@ class Plan:
     wide_scalars: tuple[int, ...]
     counts: Tensor
     # For the CRC: programs, bytes, words, words of a span.
-    residues: tuple[int, int, int, int]
+    checks: tuple[int, int, int, int]
 
 
 class _Batch:
@@ -123,21 +123,6 @@ class _Batch:
         self.tickets: list[int] = []
 
 
-class _Mail:
-    """Answers on their way back, or there: pinned memory, and an event after each copy into it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.host = torch.empty(_MAIL, ANSWER, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.numbers = np.empty(_MAIL, dtype=np.uint32)
-        self.about = np.empty(_MAIL, dtype=ABOUT)
-        self.empty()
-
-    def empty(self) -> None:
-        self.count = 0
-        self.tickets: list[int] = []
-        self.events: list[Any] = []
-
-
 class CudaGauge:
     """Measures the tensors of one device. `flags` are those of `native.measure`; with `pool_bytes`, takes their bits too."""
 
@@ -162,14 +147,15 @@ class CudaGauge:
         self._tables = SketchTables(device)
         self._table_addresses = self._list_addresses = (0, 0)
         self._weights = self._doublings = torch.empty(0, dtype=torch.int32)
+        self._check_constants: tuple[int, ...] = ()
         if flags & native.CRC and self._kernels is not None:
             self._weights = _words(cuda_crc.lane_weights(self._kernels.LANES), device)
             self._doublings = _words(cuda_crc.doublings(), device)
+            self._check_constants = (_RESIDUE_STEP // self._kernels.LANES, _RESIDUES)
         self.payloads = CudaPayloads(sink, device, pool_bytes) if pool_bytes else None
         self._pool_bytes = pool_bytes
         self._batches: dict[int, _Batch] = {}
-        self._mail: list[_Mail] = []
-        self._room = Room(_MAIL)
+        self._mail = CudaMail(sink, device, self.payloads, most=_ROWS, direct=self._only_device)
         # The batch of the stream that was measured last, for C, which goes on with it.
         self.lane: Any = None
         if taps.C is not None and self._on_cuda and self._simple:
@@ -184,15 +170,11 @@ class CudaGauge:
         """A plan as C has it; None without C."""
         if self.lane is None:
             return None
-        residue = self._residue(plan) if self._checked and self._kernels is not None else None
-        programs, *sizes = plan.residues
-        strides = plan.form if residue is not None else ()
-        weights = self._weights.data_ptr() if residue is not None else 0
         has_wide = plan.wide is not None
         return taps.C.Recipe(
             plan.launch and plan.launch.for_c, plan.programs if plan.launch else 0, plan.scalars if plan.launch else (),
             plan.wide and plan.wide.for_c, plan.wide_programs if has_wide else 0, plan.wide_scalars if has_wide else (),
-            residue and residue.for_c, programs, (*sizes, weights, *strides), plan.room, plan.direct, plan.aligned, np.array(plan.about, dtype=ABOUT).tobytes(),
+            (*plan.checks, self._weights.data_ptr()), plan.room, plan.direct, plan.aligned, np.array(plan.about, dtype=ABOUT).tobytes(),
         )  # fmt: skip
 
     def plan(self, value: Tensor, dtype: DType) -> Plan:
@@ -230,7 +212,7 @@ class CudaGauge:
         plan.about = (numel, plan.kind, self._flags, length, cuda_crc.of_zeros(plan.nbytes) if checked else 0)
         words = -(-plan.nbytes // 4)
         reach = _rounded(max(_SMALLEST_RESIDUE_SPAN, -(-words // _RESIDUES)), _RESIDUE_STEP)
-        plan.residues = (-(-words // reach), plan.nbytes, words, reach)
+        plan.checks = (-(-words // reach), plan.nbytes, words, reach)
         plan.launch = plan.wide = None
         plan.room = 0
         plan.direct = False
@@ -246,8 +228,12 @@ class CudaGauge:
         plan.room = plan.programs = -(-blocks // span)
         plan.scalars = (numel, span, *plan.form)
         name = self._kernels.dtype(dtype.name)
-        constants = (name, plan.kind, self._sketched, plan.item > 0, self._kernels.ROWS)
-        plan.launch = self._launch(self._kernels.measure, constants)
+        constants: tuple[Any, ...] = (name, plan.kind, self._sketched, plan.item > 0, self._kernels.ROWS)
+        usual, wide, further = self._kernels.measure, self._kernels.measure_wide, self._check_constants
+        if self._checked:
+            usual, wide = self._kernels.measure_checked, self._kernels.measure_wide_checked
+            constants += (*further, plan.item)
+        plan.launch = self._launch(usual, constants)
         plan.direct = not plan.contiguous and (not self._checked or plan.item > 0 or plan.nbytes % 4 == 0)
         is_wide = plan.kind == FLOAT and not plan.item and numel >= _WIDE
         if self._sketched or is_wide:
@@ -258,8 +244,8 @@ class CudaGauge:
             packed = self._packed.get(dtype.name, 0)
             few = packed or dtype.name == "float32"
             plan.wide = self._launch(
-                self._kernels.measure_wide,
-                (name, self._sketched, 16 // dtype.itemsize, packed),
+                wide,
+                (name, self._sketched, 16 // dtype.itemsize, packed, *further),
                 registers=_REGISTERS if few else None,
             )
             plan.wide_programs = BUCKETS * split + (numel % BUCKETS > 0)
@@ -300,8 +286,6 @@ class CudaGauge:
             self._combine(batch, stream)
         if self._simple and plan.direct and not (plan.aligned and pointer % 4):
             self._launch_measure(pointer, plan, batch, stream)
-            if self._checked:
-                self._launch_residue(pointer, plan, batch, stream)
         else:
             with torch.no_grad(), _no_dispatch():
                 self._queue_all(value, plan, batch, stream)
@@ -327,14 +311,13 @@ class CudaGauge:
         """Waits for every answer and fills in its row."""
         for stream in list(self._batches):
             self._send(stream)
-        for mail in reversed(self._mail):
-            self._complete(mail)
+        self._mail.finish()
 
     def give_back(self) -> None:
         """Frees the memory of answers; it is taken again when it is needed."""
         self._unbind()
         self._batches.clear()
-        self._mail.clear()
+        self._mail.give_back()
 
     def _try_kernels(self) -> None:
         """One launch that does nothing: Triton wants a compiler, headers and a driver that suit each other."""
@@ -349,24 +332,17 @@ class CudaGauge:
     # --- launches -----------------------------------------------------------------------------------------------
 
     def _launch_measure(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
-        parts, segments = batch.addresses
-        signs, turns = self._table_addresses
-        row = batch.count
+        place = (pointer, *batch.addresses[:1], batch.used, *batch.addresses[1:], batch.count, *self._table_addresses)
+        behind = self._check(plan, batch) if self._checked else ()
+        checks = plan.checks[0] if self._checked else 0
         if plan.wide is not None and pointer % 16 == 0:
-            plan.wide(
-                plan.wide_programs, stream, pointer, parts, batch.used, segments, row, signs, turns,
-                *self._list_addresses, *plan.wide_scalars,
-            )  # fmt: skip
+            plan.wide(plan.wide_programs + checks, stream, *place, *self._list_addresses, *plan.wide_scalars, *behind)
         elif plan.launch is not None:
-            plan.launch(plan.programs, stream, pointer, parts, batch.used, segments, row, signs, turns, *plan.scalars)
+            plan.launch(plan.programs + checks, stream, *place, *plan.scalars, *behind)
 
-    def _residue(self, plan: Plan) -> Launch:
-        return self._launch(self._kernels.residue, (_RESIDUE_STEP // self._kernels.LANES, _RESIDUES, plan.item))
-
-    def _launch_residue(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
-        programs, *sizes = plan.residues
-        place = (*batch.residue_addresses, batch.count)
-        self._residue(plan)(programs, stream, pointer, *place, *sizes, self._weights.data_ptr(), *plan.form)
+    def _check(self, plan: Plan, batch: _Batch) -> tuple[int, ...]:
+        """What a launch is told of the CRC."""
+        return (*batch.residue_addresses, *plan.checks, self._weights.data_ptr())
 
     def _queue_all(self, value: Tensor, plan: Plan, batch: _Batch, stream: int) -> None:
         """Everything that may need a contiguous form: torch operators, the CRC, the bits themselves."""
@@ -374,21 +350,24 @@ class CudaGauge:
         whole = value.detach()
         if plan.contiguous or not whole.is_contiguous():
             whole = whole.contiguous()
+        raw = whole
+        if self._checked:
+            raw = whole.reshape(-1).view(torch.uint8)
+            if self._kernels is not None and (plan.nbytes % 4 or raw.data_ptr() % 4):
+                raw = torch.nn.functional.pad(raw, (0, -plan.nbytes % 4))
         if plan.launch is not None:
-            self._launch_measure(whole.data_ptr(), plan, batch, stream)
+            self._launch_measure(raw.data_ptr(), plan, batch, stream)
         else:
             batch.segments[row].zero_()
             answer = batch.rows[row].zero_()
             if self._measured:
                 cuda_plain.answer(whole, plan.kind, self._tables if self._sketched else None, answer)
-        if self._checked:
-            raw = whole.reshape(-1).view(torch.uint8)
-            if self._kernels is None:
+            if self._checked and self._kernels is None:
                 batch.rows[row, 10] = cuda_crc.remainder(raw)
-            else:
-                if plan.nbytes % 4 or raw.data_ptr() % 4:
-                    raw = torch.nn.functional.pad(raw, (0, -plan.nbytes % 4))
-                self._launch_residue(raw.data_ptr(), plan, batch, stream)
+            elif self._checked:
+                places, residues, programs, *sizes = self._check(plan, batch)
+                residue = self._launch(self._kernels.residue, self._check_constants)
+                residue(programs, stream, raw.data_ptr(), row, places, residues, *sizes)
         if self.payloads is not None:
             batch.tickets.append(self.payloads.send(whole, plan.nbytes) if plan.nbytes <= self._pool_bytes else -1)
 
@@ -426,46 +405,14 @@ class CudaGauge:
         count = batch.count
         if not count:
             return
-        with torch.no_grad(), _no_dispatch(), torch.cuda.stream(batch.stream):
-            mail = self._mail_for(count)
+        elsewhere = self._on_cuda and torch._C._cuda_getCurrentRawStream(self._index) != stream
+        with torch.cuda.stream(batch.stream) if elsewhere else nullcontext():
             self._combine(batch, stream)
             if self._checked and self._kernels is not None:
                 place = (*batch.residue_addresses, batch.rows.data_ptr(), self._doublings.data_ptr())
                 self._launch(self._kernels.combine_residues, (_RESIDUES,))(count, stream, *place)
-            here = slice(mail.count, mail.count + count)
-            mail.host[here].copy_(batch.rows[:count], non_blocking=True)
-            if self._on_cuda:
-                mail.events.append(torch.cuda.Event())
-                mail.events[-1].record()
-        mail.numbers[here] = batch.numbers[:count]
-        mail.about[here] = batch.about[:count]
-        mail.tickets += batch.tickets
-        mail.count += count
+        self._mail.send(batch.rows, batch.stream, batch.numbers[:count], batch.about[:count], batch.tickets)
         batch.empty()
-
-    def _mail_for(self, count: int) -> _Mail:
-        """Where so many answers fit. What lies in the other half is filled in before it is used again."""
-        if not self._mail:
-            self._mail = [_Mail(self._device), _Mail(self._device)]
-        if self._mail[0].count + count > _MAIL:
-            self._mail.reverse()
-            self._complete(self._mail[0])
-        return self._mail[0]
-
-    def _complete(self, mail: _Mail) -> None:
-        """Fills in the rows of answers; waits for those that are still on their way."""
-        if not mail.count:
-            return
-        for event in mail.events:
-            event.synchronize()
-        rows, sketches = rows_of(mail.host.numpy()[: mail.count], mail.about[: mail.count], self._room)
-        if self.payloads is not None:
-            for row, ticket in zip(rows, mail.tickets, strict=True):
-                place = self.payloads.place(ticket) if ticket >= 0 else None
-                if place is not None:
-                    row["payload_offset"], row["payload_nbytes"] = place
-        self._sink.complete_measures(mail.numbers[: mail.count].astype(np.int64), rows, sketches)
-        mail.empty()
 
 
 def _refuse_graphs() -> None:

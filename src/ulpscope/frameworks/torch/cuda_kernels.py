@@ -194,15 +194,12 @@ def _careful(
         tl.store(sums, sketch.to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "numel", "span",
-                               "n1", "n2", "n3", "s0", "s1", "s2", "s3"])  # fmt: skip
-def measure(
-    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64, turns: tl.int64,
-    numel: tl.int64, span: tl.int32, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64, s3: tl.int64,
+@triton.jit
+def measure_part(
+    program, programs, address, parts, part, segments, row, signs, turns, numel, span, n1, n2, n3, s0, s1, s2, s3,
     DTYPE: tl.constexpr, KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One part of one tensor: the blocks `span` by `span`."""
-    program = tl.program_id(0)
     blocks = ((numel + 255) // 256).to(tl.int32)
     first = program * span
     stop = tl.minimum(first + span, blocks)
@@ -214,7 +211,7 @@ def measure(
     if program == 0:
         segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
         tl.store(segment, part)
-        tl.store(segment + 1, tl.num_programs(0).to(tl.int64))
+        tl.store(segment + 1, programs.to(tl.int64))
     if KIND == 0:
         high, low, total, square, zero, sketch = _quick(
             pointer, first, stop, numel, sign_table, turn_table, n1, n2, n3, s0, s1, s2, s3, SKETCHED, STRIDED, ROWS
@@ -251,6 +248,20 @@ def measure(
             head, sums, pointer, first, stop, numel, sign_table, turn_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
             KIND, SKETCHED, STRIDED, False,
         )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "numel", "span",
+                               "n1", "n2", "n3", "s0", "s1", "s2", "s3"])  # fmt: skip
+def measure(
+    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64, turns: tl.int64,
+    numel: tl.int64, span: tl.int32, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64, s3: tl.int64,
+    DTYPE: tl.constexpr, KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One tensor."""
+    measure_part(
+        tl.program_id(0), tl.num_programs(0), address, parts, part, segments, row, signs, turns, numel, span,
+        n1, n2, n3, s0, s1, s2, s3, DTYPE, KIND, SKETCHED, STRIDED, ROWS,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -159,15 +159,12 @@ def _group(
     return high, low, total + few.to(tl.float64), square + squares.to(tl.float64), zero + zeros.to(tl.float32), sketch
 
 
-@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "order", "starts",
-                               "counts", "numel", "split"])  # fmt: skip
-def measure_wide(
-    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64,
-    turns: tl.int64, order: tl.int64, starts: tl.int64, counts: tl.int64, numel: tl.int64, split: tl.int32,
+@triton.jit
+def wide_part(
+    program, programs, address, parts, part, segments, row, signs, turns, order, starts, counts, numel, split,
     DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One part: blocks of one turn, or a share of them; the last program takes the block that is not whole."""
-    program = tl.program_id(0)
     pointer = tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
     sign_table = signs.to(tl.pointer_type(tl.int32))
     turn_table = turns.to(tl.pointer_type(tl.int32))
@@ -178,7 +175,7 @@ def measure_wide(
     if program == 0:
         segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
         tl.store(segment, part)
-        tl.store(segment + 1, tl.num_programs(0).to(tl.int64))
+        tl.store(segment + 1, programs.to(tl.int64))
     if program == 256 * split:
         whole = (numel // 256).to(tl.int32)
         _careful(
@@ -250,3 +247,17 @@ def measure_wide(
             head, sums + bucket, pointer, first, stop, numel, sign_table, turn_table, list_of_blocks,
             0, 0, 0, 0, 0, 0, 0, 0, SKETCHED, False, True,
         )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "order", "starts",
+                               "counts", "numel", "split"])  # fmt: skip
+def measure_wide(
+    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64,
+    turns: tl.int64, order: tl.int64, starts: tl.int64, counts: tl.int64, numel: tl.int64, split: tl.int32,
+    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """One tensor."""
+    wide_part(
+        tl.program_id(0), tl.num_programs(0), address, parts, part, segments, row, signs, turns, order, starts, counts,
+        numel, split, DTYPE, SKETCHED, WIDTH, PACKED,
+    )  # fmt: skip

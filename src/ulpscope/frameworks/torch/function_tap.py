@@ -100,6 +100,7 @@ class CallMode(TorchFunctionMode):
 
 if taps.C is not None:
 
+    @taps.C.asked_mode
     class FastMode(taps.C.Mode, CallMode):
         """The same with the usual calls done in C; the unusual ones come back to Python."""
 
