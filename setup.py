@@ -44,6 +44,7 @@ setup(
                 "_taps_fast",
                 "_taps_backward",
                 "_taps_edges",
+                "_taps_gate",
                 "_taps_gauge",
                 "_taps_torch",
             ),

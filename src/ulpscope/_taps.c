@@ -14,7 +14,7 @@ PyObject *word[WORDS];
 static const char *const spelling[WORDS] = {
     "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
     "storage_offset", "is_neg", "is_conj", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
-    "register_hook", "acquire", "release", "active", "before_first", "ignored", "_drop_left_over", "trouble",
+    "register_hook", "active", "before_first", "ignored", "_drop_left_over", "trouble",
     "close_raised", "wants", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
         "take",
     "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind",
@@ -433,7 +433,7 @@ static PyType_Slot state_slots[] = {
 static PyType_Spec state_spec = {
     "ulpscope._taps.State", sizeof(State), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, state_slots};
 
-PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type;
+PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *gate_type;
 
 /* --- the module -------------------------------------------------------------------------------------------------- */
 
@@ -453,7 +453,7 @@ static int execute(PyObject *module) {
                add_type(module, "Mode", &mode_spec, NULL) ||
            add_type(module, "Kernel", &kernel_spec, NULL) || add_type(module, "Recipe", &recipe_spec, NULL) ||
            add_type(module, "Lane", &lane_spec, &lane_type) || add_type(module, "Around", &around_spec, NULL) ||
-           add_type(module, "Arrival", &arrival_spec, NULL);
+           add_type(module, "Arrival", &arrival_spec, NULL) || add_type(module, "Gate", &gate_spec, &gate_type);
 }
 static PyMethodDef functions[] = {
 #ifndef _WIN32

@@ -1,7 +1,7 @@
 /* What the files of the capture's hot path share: _taps.c (frames, calls), _taps_numbers.c (names, stacks, values),
  * _taps_modes.c (calls and the function mode), _taps_modules.c (modules), _taps_fast.c (what Python calls),
  * _taps_backward.c (gradients), _taps_edges.c (the graph), _taps_gauge.c (tensors on a device), _taps_torch.c (torch
- * without Python). */
+ * without Python), _taps_gate.c (the lock). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
 #include "_abi.h"
@@ -13,7 +13,7 @@ enum { CALL_BYTES = 72, MEASURE_BYTES = 112, MOST_PLACES = 32, PHASES = 5, ROLES
 /* Words of Python, in the order of their spelling in _taps.c. */
 enum {
     F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG, IS_CONJ,
-    IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK, ACQUIRE, RELEASE, ACTIVE,
+    IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK, ACTIVE,
     BEFORE_FIRST, IGNORED, DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
     SITE_SIGN, FAST, KIND, NAME, QUIET, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
@@ -126,7 +126,7 @@ typedef struct {
     size_t api_count, api_room;
     Table apis_at;
     PyObject *key; /* of this among what a thread keeps */
-    PyObject *take, *give_up; /* of the gate */
+    struct Gate *gate;
     Entry *entries;
     size_t entry_count, entry_room;
     PyObject *plain, *json, *named_index, *metas_index, *layouts, *slot_index[ROLES], *scalars[7];
@@ -237,6 +237,10 @@ int follows(Fast *, Call *);
 void drop_apis(Fast *);
 PyObject *asked_mode(PyObject *module, PyObject *above);
 
+/* Of _taps_gate.c. */
+int gate_take(struct Gate *);
+int gate_give_up(struct Gate *);
+
 /* Of _taps_gauge.c. */
 int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, uint64_t pointer);
 int is_lane(PyObject *);
@@ -287,8 +291,8 @@ PyObject *fast_edges(Fast *, PyObject *args);
 PyObject *fast_arm(Fast *, PyObject *args);
 PyObject *fast_finish_pass(Fast *, PyObject *state);
 
-extern PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type;
+extern PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *gate_type;
 extern PyType_Spec fast_spec, mode_spec, hook_spec, edges_spec, pass_spec, part_spec, kernel_spec, recipe_spec,
-    lane_spec, around_spec, arrival_spec;
+    lane_spec, around_spec, arrival_spec, gate_spec;
 
 #endif

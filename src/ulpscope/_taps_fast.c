@@ -28,10 +28,9 @@ static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
             f->roles = (unsigned)PyLong_AsUnsignedLong(value), found = 1;
         if (!found) return PyErr_Format(PyExc_TypeError, "%U is not known", key);
     }
-    if (f->given[GATE] != Py_None) {
-        set_ref(&f->take, GET(f->given[GATE], ACQUIRE));
-        set_ref(&f->give_up, GET(f->given[GATE], RELEASE));
-    }
+    PyObject *gate = f->given[GATE];
+    if (gate != Py_None && Py_TYPE(gate) != gate_type) return PyErr_SetString(PyExc_TypeError, "not a gate of ours"), NULL;
+    f->gate = gate == Py_None ? NULL : (struct Gate *)gate;
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
@@ -146,7 +145,7 @@ static void fast_dealloc(Fast *f) {
     PyErr_Fetch(&kind, &error, &trace);
     if (f->key && all && PyDict_DelItem(all, f->key)) PyErr_Clear();
     PyErr_Restore(kind, error, trace);
-    Py_CLEAR(f->key); Py_CLEAR(f->take); Py_CLEAR(f->give_up);
+    Py_CLEAR(f->key);
     forget_values(f);
     fast_clear(f);
     drop_apis(f);

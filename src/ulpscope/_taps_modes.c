@@ -209,8 +209,9 @@ Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const lon
 
 int enter(Fast *f, State *s) {
     if (s->busy) return 0;
+    if (!f->gate) return PyErr_SetString(PyExc_RuntimeError, "there is no gate"), -1;
     s->busy = s->in_c = 1; /* before anything is asked for: a finalizer can run wherever memory is */
-    int taken = truth_of(PyObject_CallFunctionObjArgs(f->take, Py_False, NULL));
+    int taken = gate_take(f->gate);
     if (!taken) {
         PyObject *done = ASK(f->given[RECORDER], WAIT_FOR_GATE);
         taken = done ? 1 : -1;
@@ -222,13 +223,8 @@ int enter(Fast *f, State *s) {
 }
 /* Also with an exception set. */
 void leave(Fast *f, State *s) {
-    PyObject *kind, *error, *trace;
-    PyErr_Fetch(&kind, &error, &trace);
     s->busy = s->in_c = f->in_c = 0;
-    PyObject *done = PyObject_CallNoArgs(f->give_up);
-    if (!done) PyErr_Clear(); /* it was freed already, because an exception seemed to have left it behind */
-    Py_XDECREF(done);
-    PyErr_Restore(kind, error, trace);
+    if (f->gate) gate_give_up(f->gate); /* unless it was freed already, because an exception seemed to have left it behind */
 }
 /* The hook border: what went wrong in recording is told, and the program goes on; what is no Exception is its own. */
 int border(Fast *f, PyObject *kind_text, PyObject *name, int is_backward) {

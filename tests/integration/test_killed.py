@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ulpscope
+from ulpscope.store import layout
 
 # After each finished call the child says so on a pipe: what it said before the kill must be in the dump.
 CHILD = """
@@ -62,6 +63,23 @@ torch.sin(torch.ones(3))
     dump = ulpscope.open_dump(tmp_path / "run")
     assert dump.call("Torch.sin.0.forward").values[-1].stats is not None
     assert (dump.ending == "complete") == how.startswith("raise")
+
+
+def test_a_kill_before_the_tables_are_made_leaves_the_calls_too(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys, torch, ulpscope
+capture = ulpscope.Capture(sys.argv[1]).start()
+torch.sin(torch.ones(3))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program, tmp_path / "run"], check=False, timeout=120)
+    folder = tmp_path / "run" / "step0" / "rank0"
+    for table in layout.TABLES:  # which the thread of the writer makes when it comes to it
+        if (folder / table).exists() and not (folder / table).stat().st_size:
+            (folder / table).unlink()
+    dump = ulpscope.open_dump(tmp_path / "run")
+    assert dump.call("Torch.sin.0.forward").values[-1].stats is not None
+    assert dump.ending != "complete"
 
 
 def test_sigterm_leaves_the_calls_too(tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def test_a_writer_that_fails_says_so_once_and_keeps_what_it_has(tmp_path: Path) 
     builder = built(tmp_path, calls=5)
     told: list[str] = []
     builder.writer.on_failure = told.append
+    builder.writer.flush(manifest())  # by which there are files
     os.close(builder.writer._files[-1])
     builder.writer._files[-1] = os.open(os.devnull, os.O_RDONLY)
     builder.call("Torch", "mul")

@@ -13,12 +13,17 @@ import signal
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ulpscope import taps
 from ulpscope.frameworks.base import ThreadState
 
 if TYPE_CHECKING:
     from threading import RLock
+
+    from ulpscope._taps import Gate as CGate
+
+    Gate: TypeAlias = RLock | CGate
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -73,7 +78,12 @@ def is_left_over(state: ThreadState, caller: FrameType | None) -> bool:
     return True
 
 
-def release(gate: RLock) -> None:
+def new_gate() -> Gate:
+    """What every thread holds while our code runs on it."""
+    return threading.RLock() if taps.C is None else taps.C.Gate()
+
+
+def release(gate: Gate) -> None:
     """Gives up a gate, however often this thread has taken it."""
     try:
         while True:
@@ -82,12 +92,12 @@ def release(gate: RLock) -> None:
         return  # not ours any more
 
 
-def freed(gate: RLock) -> RLock:
+def freed(gate: Gate) -> Gate:
     """A new gate where the thread that holds this one is not in our code any more; else the same."""
     owner = re.search(r"owner=(\d+)", repr(gate))
     if owner is None or in_our_code(sys._current_frames().get(int(owner[1]))):
         return gate
-    return threading.RLock()
+    return new_gate()
 
 
 def _handlers() -> set[int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ulpscope.frameworks.base import ThreadState
-from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, release
+from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, new_gate, release
 from ulpscope.own_threads import is_own
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Threads:
         self.fast: Any = None
         self.notes: dict[str, int] = {}
         # Held by every thread while our code runs on it, and while a step ends: numbers belong to one dump.
-        self.gate = threading.RLock()
+        self.gate = new_gate()
         self._local = threading.local()
         self._threads = itertools.count()
 

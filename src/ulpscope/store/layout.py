@@ -151,17 +151,18 @@ def _place_of(folder: Path) -> Place:
     return Place(int(step[1]) if step else 0, int(rank[1]) if rank else 0, int(rank[2] or 0) if rank else 0, folder)
 
 
+_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a small JSON file so that a reader sees the old one or the new one, never half."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     # A line for each key: readable, and quicker than an indented dump, which Python writes without its C encoder.
-    lines = [
-        f"{json.dumps(key)}: {json.dumps(content[key], sort_keys=True, ensure_ascii=False)}" for key in sorted(content)
-    ]
-    text = "{\n" + ",\n".join(lines) + "\n}"
+    text = "{\n" + ",\n".join(f"{_json(key)}: {_json(content[key])}" for key in sorted(content)) + "\n}\n"
     try:
-        draft.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-        draft.replace(path)
+        with open(draft, "wb") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+        os.replace(draft, path)
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)

@@ -117,6 +117,7 @@ class DumpWriter:
                 self._end_thread()
                 self._closed = False
             raise
+        self._wake()  # to make the files, which nobody need wait for
 
     def _open(self, folder: Path, manifest: dict[str, Any]) -> None:
         self._reset()
@@ -124,28 +125,30 @@ class DumpWriter:
             with beside_streams():
                 folder.mkdir(parents=True)
                 self._say(folder, manifest)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-                self._files = []
-                for name in layout.TABLES:
-                    self._files.append(os.open(folder / name, flags, 0o640))
                 self.journal = self._ring(self.journal, folder / layout.JOURNAL, JOURNAL_BYTES)
                 self.frames.attach(self.journal.view)
                 if self._payload_bytes:
                     self.payloads = self._ring(self.payloads, folder / layout.PAYLOAD_JOURNAL, self._payload_bytes)
-                    self._payload_file = os.open(folder / layout.PAYLOAD, flags, 0o640)
-                    with contextlib.suppress(OSError, AttributeError):
-                        self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
         except FileExistsError as error:
-            self._close_files()
             raise FolderTakenError(
                 f"{error.filename} exists already: an earlier capture lies there and is never mixed with a new one; "
                 "choose another folder, or ask for it to be replaced (overwrite=True, --overwrite)"
             ) from None
         except OSError as error:
-            self._close_files()
             place = f" ({error.filename})" if error.filename else ""
             raise CaptureError(f"cannot write into {folder}: {error.strerror}{place}; choose another folder") from error
         self._folder = folder
+
+    def _make_files(self, folder: Path) -> None:
+        """Before the first bytes go into them; until then all is in the rings."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        with beside_streams():
+            for name in layout.TABLES:
+                self._files.append(os.open(folder / name, flags, 0o640))
+            if self._payload_bytes:
+                self._payload_file = os.open(folder / layout.PAYLOAD, flags, 0o640)
+                with contextlib.suppress(OSError, AttributeError):
+                    self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
 
     def close(self, manifest: dict[str, Any]) -> None:
         """Ends the dump: everything in its files, the manifest last."""
@@ -381,9 +384,11 @@ class DumpWriter:
 
     def _drain(self, *, everything: bool) -> None:
         with self._drain_lock:
-            if self.failure or not self._files:
+            if self.failure or self._folder is None:
                 return
             try:
+                if not self._files:
+                    self._make_files(self._folder)
                 if self.payloads is not None:
                     self._drain_payloads(self.payloads, everything)
                 if self.journal is not None:
