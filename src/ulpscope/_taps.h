@@ -127,6 +127,7 @@ typedef struct {
     Table apis_at;
     PyObject *key; /* of this among what a thread keeps */
     struct Gate *gate;
+    struct Lane *queued; /* where tensors wait to be measured */
     Entry *entries;
     size_t entry_count, entry_room;
     PyObject *plain, *json, *named_index, *metas_index, *layouts, *slot_index[ROLES], *scalars[7];
@@ -240,9 +241,11 @@ PyObject *asked_mode(PyObject *module, PyObject *above);
 /* Of _taps_gate.c. */
 int gate_take(struct Gate *);
 int gate_give_up(struct Gate *);
+int gate_is_held(const struct Gate *);
 
 /* Of _taps_gauge.c. */
-int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, uint64_t pointer);
+int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, PyObject *value, uint64_t pointer);
+int launch_queued(Fast *);
 int is_lane(PyObject *);
 PyObject *rows_of(PyObject *module, PyObject *args);
 PyObject *copy_back(PyObject *module, PyObject *args);

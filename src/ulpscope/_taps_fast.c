@@ -131,6 +131,7 @@ static int fast_traverse(Fast *f, visitproc visit, void *arg) {
     return 0;
 }
 static int fast_clear(Fast *f) {
+    if (launch_queued(f)) PyErr_Clear();
     drop_passes(f);
     drop_anchors(f);
     for (int i = 0; i < GIVEN; i++) Py_CLEAR(f->given[i]);

@@ -16,6 +16,7 @@ int gate_take(Gate *g) {
     g->owner = here, g->times++;
     return 1;
 }
+int gate_is_held(const Gate *g) { return g && g->owner == PyThread_get_thread_ident(); }
 int gate_give_up(Gate *g) {
     if (g->owner != PyThread_get_thread_ident()) return -1;
     if (--g->times) return 0;

@@ -5,6 +5,7 @@
 #include <structmember.h>
 
 enum { MOST_SCALARS = 16, ABOUT_BYTES = 24 };
+enum { CHECKS = 4, PENDING = 64 /* tables.py */, SEVERAL = 128, WORDS_OF_ONE = 24 }; /* cuda_kernels.py */
 
 /* A compiled kernel; its function is 0 until it may be launched from here. All its arguments are integers. */
 typedef struct {
@@ -17,21 +18,29 @@ typedef struct {
     PyObject_HEAD
     Kernel *usual, *wide;
     unsigned programs, wide_programs;
-    uint64_t scalars[MOST_SCALARS], wide_scalars[MOST_SCALARS], checks[MOST_SCALARS];
-    int scalar_count, wide_count, check_count;
+    uint64_t scalars[MOST_SCALARS], wide_scalars[MOST_SCALARS], checks[CHECKS];
+    int scalar_count, wide_count;
     unsigned long long room;
     char direct, aligned;
     char about[ABOUT_BYTES];
 } Recipe;
-/* The batch that answers gather in now; cuda_gauge.py says what its numbers mean. */
+/* A tensor that is to be measured before our code ends: what one call shows is launched together. */
 typedef struct {
+    PyObject *value;
+    const Recipe *recipe;
+    const Kernel *kernel; /* NULL once it is launched */
+    uint64_t pointer, part, row;
+} Queued;
+/* The batch that answers gather in now; cuda_gauge.py says what its numbers mean. */
+typedef struct Lane {
     PyObject_HEAD
     PyObject *capturing, *stream_of, *device, *unknown;
     Kernel *combine;
-    unsigned long long stream, used, count, combined, parts, segments, places, residues, tables[4], numbers, about, rows,
-        most_rows, most_parts;
-    int index, quarters;
+    unsigned long long stream, used, count, combined, told, parts, segments, places, residues, tables[4], numbers, about, rows,
+        others, weights, most_rows, most_parts;
+    int index, quarters, waiting;
     char bound, checked;
+    Queued queue[SEVERAL];
 } Lane;
 
 typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
@@ -86,47 +95,92 @@ PyObject *copy_back(PyObject *module, PyObject *args) {
 }
 static int is_ready(const Kernel *kernel) { return kernel && kernel->function && launcher; }
 
+/* What differs from tensor to tensor; how many programs it takes. */
+static unsigned describe(const Queued *q, uint64_t *to) {
+    const Recipe *r = q->recipe;
+    int wide = q->kernel == r->wide, count = wide ? r->wide_count : r->scalar_count;
+    to[1] = q->pointer, to[2] = q->part, to[3] = q->row;
+    memcpy(to + 4, wide ? r->wide_scalars : r->scalars, sizeof *to * (size_t)count);
+    memcpy(to + 4 + count, r->checks, sizeof r->checks);
+    return (wide ? r->wide_programs : r->programs) + (unsigned)r->checks[0];
+}
+/* Launches one of the queue, and with it all that the same kernel measures. */
+static int launch_alike(Lane *l, int first) {
+    const Queued *q = l->queue + first;
+    const Recipe *r = q->recipe;
+    const Kernel *kernel = q->kernel;
+    uint64_t *others = (uint64_t *)(uintptr_t)l->others + WORDS_OF_ONE * l->told, programs = 0;
+    uint64_t numbers[2 * MOST_SCALARS] = {q->pointer, l->parts, q->part, l->segments, q->row, l->tables[0], l->tables[1]};
+    int count = 7, several = 0, wide = kernel == r->wide, scalars = wide ? r->wide_count : r->scalar_count;
+    for (int i = first; i < l->waiting; i++) {
+        if (l->queue[i].kernel != kernel) continue;
+        uint64_t *to = others + WORDS_OF_ONE * several++;
+        to[0] = programs += describe(l->queue + i, to);
+        if (i > first) l->queue[i].kernel = NULL;
+    }
+    if (wide) numbers[count++] = l->tables[2], numbers[count++] = l->tables[3];
+    memcpy(numbers + count, wide ? r->wide_scalars : r->scalars, sizeof *numbers * (size_t)scalars), count += scalars;
+    memcpy(numbers + count, r->checks, sizeof r->checks), count += CHECKS;
+    uint64_t rest[] = {(uint64_t)(uintptr_t)others, (uint64_t)several, l->places, l->residues, l->weights};
+    memcpy(numbers + count, rest, sizeof rest), count += (int)(sizeof rest / sizeof *rest);
+    if (several > 1) l->told += (unsigned)several; /* until the answers are back: it is read when the kernel runs */
+    return launch(kernel, (unsigned)programs, l->stream, numbers, count);
+}
+/* Launches what waits. Of what was not launched nothing is known. */
+int launch_queue(Lane *l) {
+    int failed = 0, count = l->waiting;
+    for (int i = 0; i < count && !failed; i++) failed = l->queue[i].kernel && launch_alike(l, i);
+    l->waiting = 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t nothing[4] = {0, PENDING};
+        if (failed) memcpy((char *)(uintptr_t)l->about + ABOUT_BYTES * l->queue[i].row + 8, nothing, sizeof nothing);
+        Py_DECREF(l->queue[i].value), Py_DECREF((PyObject *)l->queue[i].recipe);
+    }
+    return failed ? -1 : 0;
+}
 /* Makes rows of the parts that are there. */
 static int combine(Lane *lane) {
+    if (launch_queue(lane)) return -1;
     uint64_t numbers[2 * MOST_SCALARS] = {lane->parts, lane->segments, lane->rows, lane->combined};
     if (lane->used && launch(lane->combine, (unsigned)lane->quarters *
         (unsigned)(lane->count - lane->combined), lane->stream, numbers, 4)) return -1;
     lane->combined = lane->count, lane->used = 0;
     return 0;
 }
-/* The number of the row, -1 after an error, -2 where Python must do it. */
-int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, uint64_t pointer) {
+/* The number of the row, -1 after an error, -2 where Python must do it. Launched when our code ends: until then nobody else's
+ * runs, and the tensor is held. */
+int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, PyObject *value, uint64_t pointer) {
     Lane *lane = (Lane *)lane_object;
     Recipe *recipe = (Recipe *)recipe_object;
     if (!lane->bound || !recipe->direct || (recipe->aligned && pointer % 4) || lane->count >= lane->most_rows) return -2;
     const Kernel *kernel = recipe->wide && pointer % 16 == 0 ? recipe->wide : recipe->usual;
     if (!is_ready(kernel)) return -2;
-    int full = lane->used + recipe->room > lane->most_parts, ours = full && !is_ready(lane->combine) ? 0 : is_stream(lane);
+    int full = lane->used + recipe->room > lane->most_parts;
+    if (full && !is_ready(lane->combine)) return -2;
+    int ours = lane->waiting ? 1 : is_stream(lane);
     if (ours <= 0) return ours ? -1 : -2;
-    if (full && combine(lane)) return -1;
-    uint64_t row = lane->count, stream = lane->stream;
-    uint64_t numbers[2 * MOST_SCALARS] = {pointer, lane->parts, lane->used, lane->segments, row,
-        lane->tables[0], lane->tables[1]};
-    int count = 7;
-    unsigned programs = kernel == recipe->wide ? recipe->wide_programs : recipe->programs;
-    if (kernel == recipe->wide) {
-        numbers[count++] = lane->tables[2], numbers[count++] = lane->tables[3];
-        memcpy(numbers + count, recipe->wide_scalars, sizeof(uint64_t) * (size_t)recipe->wide_count),
-            count += recipe->wide_count;
-    } else memcpy(numbers + count, recipe->scalars, sizeof(uint64_t) * (size_t)recipe->scalar_count),
-        count += recipe->scalar_count;
-    if (lane->checked) {
-        numbers[count++] = lane->places, numbers[count++] = lane->residues;
-        memcpy(numbers + count, recipe->checks, sizeof(uint64_t) * (size_t)recipe->check_count), count += recipe->check_count;
-        programs += (unsigned)recipe->checks[0];
-    }
-    if (launch(kernel, programs, stream, numbers, count)) return -1;
+    if ((full && combine(lane)) || (lane->waiting == SEVERAL && launch_queue(lane))) return -1;
     int64_t number = frames_measure((Frames *)f->given[FRAMES], PyBytes_AsString(lane->unknown), MEASURE_BYTES);
     if (number < 0) return -1;
-    ((uint32_t *)(uintptr_t)lane->numbers)[row] = (uint32_t)number;
-    memcpy((char *)(uintptr_t)lane->about + ABOUT_BYTES * row, recipe->about, ABOUT_BYTES);
+    lane->queue[lane->waiting++] = (Queued){Py_NewRef(value), (Recipe *)Py_NewRef(recipe_object), kernel, pointer, lane->used,
+        lane->count};
+    ((uint32_t *)(uintptr_t)lane->numbers)[lane->count] = (uint32_t)number;
+    memcpy((char *)(uintptr_t)lane->about + ABOUT_BYTES * lane->count, recipe->about, ABOUT_BYTES);
     lane->used += recipe->room, lane->count++;
-    return number;
+    if (f->queued != lane) {
+        if (launch_queued(f)) return -1;
+        f->queued = (Lane *)Py_NewRef(lane_object);
+    }
+    return gate_is_held(f->gate) || !launch_queued(f) ? number : -1;
+}
+/* Launches what our code has queued. */
+int launch_queued(Fast *f) {
+    Lane *lane = f->queued;
+    if (!lane) return 0;
+    f->queued = NULL;
+    int failed = launch_queue(lane);
+    Py_DECREF(lane);
+    return failed;
 }
 int is_lane(PyObject *value) { return Py_TYPE(value) == lane_type; }
 
@@ -144,16 +198,18 @@ static int take_scalars(PyObject *tuple, uint64_t *to) {
     return PyErr_Occurred() ? -1 : (int)count;
 }
 static int recipe_init(Recipe *r, PyObject *args, PyObject *kwargs) {
-    PyObject *usual, *wide, *one, *two, *three;
+    PyObject *usual, *wide, *one, *two;
+    unsigned long long checks[CHECKS];
     const char *about;
     Py_ssize_t size;
     int direct, aligned;
-    if (!PyArg_ParseTuple(args, "OIO!OIO!O!Kppy#", &usual, &r->programs, &PyTuple_Type, &one, &wide, &r->wide_programs,
-        &PyTuple_Type, &two, &PyTuple_Type, &three, &r->room, &direct, &aligned, &about, &size)) return -1;
+    if (!PyArg_ParseTuple(args, "OIO!OIO!(KKKK)Kppy#", &usual, &r->programs, &PyTuple_Type, &one, &wide, &r->wide_programs,
+        &PyTuple_Type, &two, checks, checks + 1, checks + 2, checks + 3, &r->room, &direct, &aligned, &about, &size)) return -1;
     if (size != ABOUT_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
     memcpy(r->about, about, ABOUT_BYTES);
-    if ((r->scalar_count = take_scalars(one, r->scalars)) < 0 || (r->wide_count = take_scalars(two, r->wide_scalars))
-        < 0 || (r->check_count = take_scalars(three, r->checks)) < 0) return -1;
+    for (int i = 0; i < CHECKS; i++) r->checks[i] = checks[i];
+    if ((r->scalar_count = take_scalars(one, r->scalars)) < 0 || (r->wide_count = take_scalars(two, r->wide_scalars)) < 0)
+        return -1;
     r->direct = (char)direct, r->aligned = (char)aligned;
     r->usual = usual == Py_None ? NULL : (Kernel *)Py_NewRef(usual), r->wide = wide == Py_None ? NULL :
         (Kernel *)Py_NewRef(wide);
@@ -171,8 +227,8 @@ PyType_Spec recipe_spec = {"ulpscope._taps.Recipe", sizeof(Recipe), 0, Py_TPFLAG
 static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
     PyObject *capturing, *stream_of, *device, *unknown, *kernel;
     int checked;
-    if (!PyArg_ParseTuple(args, "OOOSpKKOi", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows,
-        &l->most_parts, &kernel, &l->quarters)) return -1;
+    if (!PyArg_ParseTuple(args, "OOOSpKKOiK", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows,
+        &l->most_parts, &kernel, &l->quarters, &l->weights)) return -1;
     if (PyBytes_Size(unknown) != MEASURE_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
     l->capturing = Py_NewRef(capturing), l->stream_of = Py_NewRef(stream_of), l->device = Py_NewRef(device),
         l->unknown = Py_NewRef(unknown);
@@ -182,14 +238,20 @@ static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
     return PyErr_Occurred() ? -1 : 0;
 }
 static PyObject *lane_bind(Lane *l, PyObject *args) {
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK", &l->stream, &l->used, &l->count, &l->combined, &l->parts, &l->segments,
-        &l->places, &l->residues, l->tables, l->tables + 1, l->tables + 2, l->tables + 3, &l->numbers, &l->about,
-        &l->rows)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKKKK", &l->stream, &l->used, &l->count, &l->combined, &l->told, &l->parts,
+        &l->segments, &l->places, &l->residues, l->tables, l->tables + 1, l->tables + 2, l->tables + 3, &l->rows, &l->numbers,
+        &l->about, &l->others)) return NULL;
     l->bound = 1;
+    Py_RETURN_NONE;
+}
+static PyObject *lane_unbind(Lane *l, PyObject *none) {
+    if (launch_queue(l)) return NULL;
+    l->bound = 0;
     Py_RETURN_NONE;
 }
 static void lane_dealloc(Lane *l) {
     PyTypeObject *type = Py_TYPE(l);
+    if (launch_queue(l)) PyErr_Clear();
     Py_XDECREF(l->capturing), Py_XDECREF(l->stream_of), Py_XDECREF(l->device), Py_XDECREF(l->unknown),
         Py_XDECREF(l->combine);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(l);
@@ -198,9 +260,10 @@ static void lane_dealloc(Lane *l) {
 static PyMemberDef lane_members[] = {
     {"used", T_ULONGLONG, offsetof(Lane, used), 0, NULL}, {"count", T_ULONGLONG, offsetof(Lane, count), 0, NULL},
     {"combined", T_ULONGLONG, offsetof(Lane, combined), 0, NULL}, {"stream", T_ULONGLONG, offsetof(Lane, stream), 0, NULL},
-    {"bound", T_BOOL, offsetof(Lane, bound), 0, NULL}, {NULL, 0, 0, 0, NULL}};
-static PyMethodDef lane_methods[] = {{"bind", (PyCFunction)lane_bind, METH_VARARGS, "Goes on with a batch."}, {NULL,
-    NULL, 0, NULL}};
+    {"told", T_ULONGLONG, offsetof(Lane, told), READONLY, NULL}, {"bound", T_BOOL, offsetof(Lane, bound), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+static PyMethodDef lane_methods[] = {{"bind", (PyCFunction)lane_bind, METH_VARARGS, "Goes on with a batch."},
+    {"unbind", (PyCFunction)lane_unbind, METH_NOARGS, "Launches what waits, and gives the batch back."}, {NULL, NULL, 0, NULL}};
 static PyType_Slot lane_slots[] = {
     {Py_tp_init, lane_init}, {Py_tp_dealloc, lane_dealloc}, {Py_tp_members, lane_members}, {Py_tp_methods,
         lane_methods}, {0, NULL}};

@@ -221,8 +221,21 @@ int enter(Fast *f, State *s) {
     else f->in_c = 1;
     return taken;
 }
+/* What went wrong is told, and no exception is left. */
+static void tell_trouble(Fast *f, const char *where) {
+    Raised r = take_raised();
+    PyObject *done = PyObject_CallMethod(f->given[RECORDER], "trouble", "sO", where, r.error);
+    if (!done) PyErr_Clear();
+    Py_XDECREF(done), drop_raised(&r);
+}
 /* Also with an exception set. */
 void leave(Fast *f, State *s) {
+    if (f->queued) {
+        PyObject *kind, *error, *trace;
+        PyErr_Fetch(&kind, &error, &trace);
+        if (launch_queued(f)) tell_trouble(f, "measure tensors");
+        PyErr_Restore(kind, error, trace);
+    }
     s->busy = s->in_c = f->in_c = 0;
     if (f->gate) gate_give_up(f->gate); /* unless it was freed already, because an exception seemed to have left it behind */
 }

@@ -435,7 +435,7 @@ static int is_safe(PyObject *value, const Meta *meta, uint64_t offset) {
 static int64_t measure(Fast *f, PyObject *value, Meta *meta, uint64_t pointer) {
     PyObject *place = NULL, *row = NULL, *at = NULL, *taken = NULL;
     int64_t number = -2;
-    if (meta->lane && is_lane(meta->lane)) number = queue_measure(f, meta->lane, meta->recipe, pointer);
+    if (meta->lane && is_lane(meta->lane)) number = queue_measure(f, meta->lane, meta->recipe, value, pointer);
     if (number != -2) return number;
     if (!(place = PyLong_FromUnsignedLongLong(pointer))) return -1;
     Frames *frames = (Frames *)f->given[FRAMES];

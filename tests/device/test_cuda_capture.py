@@ -261,3 +261,44 @@ def test_modules_are_recorded_without_a_mode(tmp_path: Path) -> None:
         found[tensors] = [(call.id, [(item.slot, item.stats) for item in call.values]) for call in calls]
         model.zero_grad()
     assert found[False] == found[True]
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_tensors_of_one_call_are_measured_together_and_each_right(tmp_path: Path, checksum: bool) -> None:
+    torch.manual_seed(0)
+    sizes = [3, 256, 1000, 70_001, 1 << 20, 2_000_000, *[600 + 2 * number for number in range(150)]]
+    values = [torch.randn(size, device="cuda").to(dtype) for dtype in (torch.float32, torch.bfloat16) for size in sizes]
+    values += [torch.randn(size, 40, device="cuda").t() for size in (5, 300, 7000)]
+    capture = ulpscope.Capture(tmp_path / "run", level="op", checksum=checksum)
+    for _ in range(2):  # in the first the kernels are made
+        capture.start()
+        torch._foreach_add(values, 1.0)  # type: ignore[call-overload]
+        capture.stop()
+        capture.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        capture.start()
+        results = torch._foreach_add(values, 1.0)  # type: ignore[call-overload]
+        capture.stop()
+    launches = sum(event.count for event in profiled.key_averages() if event.key.startswith("measure"))
+    capture.close()
+    assert 0 < launches < len(values) // 4
+    dump = ulpscope.open_dump(tmp_path / "run", step=2)
+    (call,) = dump.calls()
+    shown = [value for value in call.values if value.stats is not None]
+    assert len(shown) == 2 * len(values)
+    for value, tensor in zip(shown, [*values, *results], strict=True):
+        held = tensor.cpu().contiguous()
+        code = dtype_named(str(value.dtype)).code
+        flags = native.STATS | native.CRC | native.SKETCH
+        answer = native.measure(held.data_ptr(), code, tuple(held.shape), None, flags, 0, 0, 0)
+        row = np.frombuffer(answer, dtype=native.ROW, count=1)[0]
+        stats = value.stats
+        assert isinstance(stats, Stats)
+        assert np.float64(stats.finite_max).view(np.uint64) == row["max_bits"]
+        assert np.float64(stats.finite_min).view(np.uint64) == row["min_bits"]
+        assert stats.zero_count == row["zero"]
+        assert stats.finite_norm == pytest.approx(row["norm"], rel=1e-6)
+        assert stats.finite_sum == pytest.approx(row["sum"], rel=1e-5, abs=1e-3)
+        assert not checksum or value.checksum == row["crc"]
+        sketch = np.frombuffer(answer, dtype=np.float32, offset=native.ROW.itemsize)
+        assert np.allclose(dump.sketch(value), sketch, rtol=1e-4, atol=1e-3)

@@ -3,23 +3,22 @@
 import triton
 import triton.language as tl
 
-from ulpscope.frameworks.torch.cuda_checked_kernels import measure_checked, measure_wide_checked
 from ulpscope.frameworks.torch.cuda_crc_kernels import LANES, combine_residues, residue
-from ulpscope.frameworks.torch.cuda_kernels import QUARTERS, ROWS, combine, measure
-from ulpscope.frameworks.torch.cuda_wide_kernels import measure_wide
+from ulpscope.frameworks.torch.cuda_kernels import QUARTERS, ROWS, SEVERAL, WORDS, combine
+from ulpscope.frameworks.torch.cuda_launched_kernels import measure, measure_wide
 
 __all__ = [
     "LANES",
     "LAUNCHES_DIRECTLY",
     "QUARTERS",
     "ROWS",
+    "SEVERAL",
+    "WORDS",
     "combine",
     "combine_residues",
     "dtype",
     "measure",
-    "measure_checked",
     "measure_wide",
-    "measure_wide_checked",
     "residue",
 ]
 

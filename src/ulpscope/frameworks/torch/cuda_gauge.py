@@ -21,7 +21,7 @@ from ulpscope.dtypes import DType
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import cuda_crc, cuda_plain
 from ulpscope.frameworks.torch.cuda_launch import Launch
-from ulpscope.frameworks.torch.cuda_mail import CudaMail
+from ulpscope.frameworks.torch.cuda_mail import CudaMail, Letter
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
 from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS
 from ulpscope.frameworks.torch.cuda_tables import SketchTables
@@ -39,6 +39,7 @@ _WIDE, _LARGE = 1 << 20, 1 << 23
 _SHARES = 2
 _MOST_PROGRAMS = 512
 _DIMENSIONS, _CONTIGUOUS = 4, (1, 1, 1, 0, 0, 0, 1)
+_NO_CHECKS = (0, 0, 0, 0)
 _RESIDUES = 1024
 _SMALLEST_RESIDUE_SPAN, _RESIDUE_STEP = 16 << 10, 2 << 10
 # A strided place is computed in 32 bits.
@@ -110,17 +111,16 @@ class _Batch:
         self.stream: Any = None
         self.addresses = self.parts.data_ptr(), self.segments.data_ptr()
         self.residue_addresses = self.places.data_ptr(), self.residues.data_ptr()
-        # Of each row: its number in the dump, and what `rows_of` wants to know.
-        self.numbers = np.empty(_ROWS, dtype=np.uint32)
-        self.about = np.empty(_ROWS, dtype=ABOUT)
-        self.empty()
 
-    def empty(self) -> None:
+    def begin(self, letter: Letter) -> None:
+        """Anew, with the memory that the answers will come back to."""
+        self.letter = letter
         self.count = 0
         # Rows that were made of their parts, and parts of the others.
         self.combined = 0
         self.used = 0
-        self.tickets: list[int] = []
+        # Tensors that launches of several were told of.
+        self.told = 0
 
 
 class CudaGauge:
@@ -147,7 +147,7 @@ class CudaGauge:
         self._tables = SketchTables(device)
         self._table_addresses = self._list_addresses = (0, 0)
         self._weights = self._doublings = torch.empty(0, dtype=torch.int32)
-        self._check_constants: tuple[int, ...] = ()
+        self._check_constants = (0, 0)
         if flags & native.CRC and self._kernels is not None:
             self._weights = _words(cuda_crc.lane_weights(self._kernels.LANES), device)
             self._doublings = _words(cuda_crc.doublings(), device)
@@ -155,7 +155,7 @@ class CudaGauge:
         self.payloads = CudaPayloads(sink, device, pool_bytes) if pool_bytes else None
         self._pool_bytes = pool_bytes
         self._batches: dict[int, _Batch] = {}
-        self._mail = CudaMail(sink, device, self.payloads, most=_ROWS, direct=self._only_device)
+        self._mail = CudaMail(sink, device, self.payloads, self._is_held, most=_ROWS, direct=self._only_device)
         # The batch of the stream that was measured last, for C, which goes on with it.
         self.lane: Any = None
         if taps.C is not None and self._on_cuda and self._simple:
@@ -164,7 +164,10 @@ class CudaGauge:
             if self._kernels is not None:
                 combine = self._launch(self._kernels.combine, (self._sketched,)).for_c
                 quarters = self._kernels.QUARTERS
-            self.lane = taps.C.Lane(*ask, sink.unknown_measure, self._checked, _ROWS, _PARTS, combine, quarters)
+            weights = self._weights.data_ptr()
+            self.lane = taps.C.Lane(
+                *ask, sink.unknown_measure, self._checked, _ROWS, _PARTS, combine, quarters, weights
+            )
 
     def recipe(self, plan: Plan) -> Any:
         """A plan as C has it; None without C."""
@@ -174,7 +177,7 @@ class CudaGauge:
         return taps.C.Recipe(
             plan.launch and plan.launch.for_c, plan.programs if plan.launch else 0, plan.scalars if plan.launch else (),
             plan.wide and plan.wide.for_c, plan.wide_programs if has_wide else 0, plan.wide_scalars if has_wide else (),
-            (*plan.checks, self._weights.data_ptr()), plan.room, plan.direct, plan.aligned, np.array(plan.about, dtype=ABOUT).tobytes(),
+            plan.checks if self._checked else _NO_CHECKS, plan.room, plan.direct, plan.aligned, np.array(plan.about, dtype=ABOUT).tobytes(),
         )  # fmt: skip
 
     def plan(self, value: Tensor, dtype: DType) -> Plan:
@@ -228,12 +231,9 @@ class CudaGauge:
         plan.room = plan.programs = -(-blocks // span)
         plan.scalars = (numel, span, *plan.form)
         name = self._kernels.dtype(dtype.name)
-        constants: tuple[Any, ...] = (name, plan.kind, self._sketched, plan.item > 0, self._kernels.ROWS)
-        usual, wide, further = self._kernels.measure, self._kernels.measure_wide, self._check_constants
-        if self._checked:
-            usual, wide = self._kernels.measure_checked, self._kernels.measure_wide_checked
-            constants += (*further, plan.item)
-        plan.launch = self._launch(usual, constants)
+        further = (self._checked, *self._check_constants)
+        constants = (name, plan.kind, self._sketched, plan.item > 0, self._kernels.ROWS, *further, plan.item)
+        plan.launch = self._launch(self._kernels.measure, constants)
         plan.direct = not plan.contiguous and (not self._checked or plan.item > 0 or plan.nbytes % 4 == 0)
         is_wide = plan.kind == FLOAT and not plan.item and numel >= _WIDE
         if self._sketched or is_wide:
@@ -244,7 +244,7 @@ class CudaGauge:
             packed = self._packed.get(dtype.name, 0)
             few = packed or dtype.name == "float32"
             plan.wide = self._launch(
-                wide,
+                self._kernels.measure_wide,
                 (name, self._sketched, 16 // dtype.itemsize, packed, *further),
                 registers=_REGISTERS if few else None,
             )
@@ -290,22 +290,25 @@ class CudaGauge:
             with torch.no_grad(), _no_dispatch():
                 self._queue_all(value, plan, batch, stream)
         number = self._sink.reserve_measure()
-        batch.numbers[batch.count] = number
-        batch.about[batch.count] = plan.about
+        batch.letter.numbers[batch.count] = number
+        batch.letter.about[batch.count] = plan.about
         batch.used += plan.room
         batch.count += 1
         if self.lane is not None:
             places = (*batch.addresses, *batch.residue_addresses, *self._table_addresses, *self._list_addresses)
-            notes = (batch.numbers.ctypes.data, batch.about.ctypes.data, batch.rows.data_ptr())
-            self.lane.bind(stream, batch.used, batch.count, batch.combined, *places, *notes)
+            state = (batch.used, batch.count, batch.combined, batch.told)
+            self.lane.bind(stream, *state, *places, batch.rows.data_ptr(), *batch.letter.addresses)
         return number
 
     def _unbind(self) -> None:
         """Takes the batch back from C."""
         if self.lane is not None and self.lane.bound:
             batch, lane = self._batches[self.lane.stream], self.lane
-            batch.used, batch.count, batch.combined = lane.used, lane.count, lane.combined
-            lane.bound = False
+            lane.unbind()
+            batch.used, batch.count, batch.combined, batch.told = lane.used, lane.count, lane.combined, lane.told
+
+    def _is_held(self, letter: Letter) -> bool:
+        return any(batch.letter is letter for batch in self._batches.values())
 
     def finish(self) -> None:
         """Waits for every answer and fills in its row."""
@@ -333,16 +336,12 @@ class CudaGauge:
 
     def _launch_measure(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
         place = (pointer, *batch.addresses[:1], batch.used, *batch.addresses[1:], batch.count, *self._table_addresses)
-        behind = self._check(plan, batch) if self._checked else ()
-        checks = plan.checks[0] if self._checked else 0
+        programs, *sizes = plan.checks if self._checked else _NO_CHECKS
+        behind = (programs, *sizes, 0, 1, *batch.residue_addresses, self._weights.data_ptr())
         if plan.wide is not None and pointer % 16 == 0:
-            plan.wide(plan.wide_programs + checks, stream, *place, *self._list_addresses, *plan.wide_scalars, *behind)
+            plan.wide(plan.wide_programs + programs, stream, *place, *self._list_addresses, *plan.wide_scalars, *behind)
         elif plan.launch is not None:
-            plan.launch(plan.programs + checks, stream, *place, *plan.scalars, *behind)
-
-    def _check(self, plan: Plan, batch: _Batch) -> tuple[int, ...]:
-        """What a launch is told of the CRC."""
-        return (*batch.residue_addresses, *plan.checks, self._weights.data_ptr())
+            plan.launch(plan.programs + programs, stream, *place, *plan.scalars, *behind)
 
     def _queue_all(self, value: Tensor, plan: Plan, batch: _Batch, stream: int) -> None:
         """Everything that may need a contiguous form: torch operators, the CRC, the bits themselves."""
@@ -365,11 +364,15 @@ class CudaGauge:
             if self._checked and self._kernels is None:
                 batch.rows[row, 10] = cuda_crc.remainder(raw)
             elif self._checked:
-                places, residues, programs, *sizes = self._check(plan, batch)
+                programs, *sizes = plan.checks
                 residue = self._launch(self._kernels.residue, self._check_constants)
-                residue(programs, stream, raw.data_ptr(), row, places, residues, *sizes)
+                residue(
+                    programs, stream, raw.data_ptr(), row, *batch.residue_addresses, *sizes, self._weights.data_ptr()
+                )
         if self.payloads is not None:
-            batch.tickets.append(self.payloads.send(whole, plan.nbytes) if plan.nbytes <= self._pool_bytes else -1)
+            batch.letter.tickets.append(
+                self.payloads.send(whole, plan.nbytes) if plan.nbytes <= self._pool_bytes else -1
+            )
 
     # --- the way back -------------------------------------------------------------------------------------------
 
@@ -385,6 +388,7 @@ class CudaGauge:
                 batch = self._batches.pop(oldest)
                 current.wait_stream(batch.stream)  # type: ignore[union-attr]
         batch.stream = current
+        batch.begin(self._mail.letter())
         self._batches[stream] = batch
         return batch
 
@@ -411,8 +415,8 @@ class CudaGauge:
             if self._checked and self._kernels is not None:
                 place = (*batch.residue_addresses, batch.rows.data_ptr(), self._doublings.data_ptr())
                 self._launch(self._kernels.combine_residues, (_RESIDUES,))(count, stream, *place)
-        self._mail.send(batch.rows, batch.stream, batch.numbers[:count], batch.about[:count], batch.tickets)
-        batch.empty()
+        self._mail.send(batch.letter, batch.rows, batch.stream, count)
+        batch.begin(self._mail.letter())
 
 
 def _refuse_graphs() -> None:

@@ -7,6 +7,10 @@ equal numbers. How many programs there are depends on the tensor alone, not on t
 An element goes to bucket (j + turn) & 255, so each lane belongs to a bucket and reads the element that falls into it:
 turning costs an index, not an exchange between lanes. Signs and turns come from a table (`cuda_tables.py`).
 
+A launch measures one tensor, of which its arguments tell, or several, told by rows of 64-bit words in pinned memory: the
+last program of the tensor and of all before it, plus one; its address, first part and row; then as the arguments are from the number
+of elements on.
+
 Words of a head: largest and smallest finite value as keys (integers in the order of the values), sum, sum of squares,
 counts of nan, +inf, -inf and zero, for float64 the squares of values scaled by 2**-600 and 2**600, the CRC residue.
 """
@@ -18,6 +22,19 @@ import triton.language as tl
 ROWS = 16
 # Programs that make one row.
 QUARTERS = 4
+# The most tensors of a launch, and 64-bit words of each.
+SEVERAL, WORDS = 128, 24
+
+
+@triton.jit
+def find(program, others, count):
+    """The words of the tensor that a program belongs to, and the first of its programs."""
+    table = others.to(tl.pointer_type(tl.int64))
+    lane = tl.arange(0, 128)
+    end = tl.load(table + lane * 24, mask=lane < count, other=0x7FFFFFFF)
+    number = tl.sum((end <= program).to(tl.int32), 0)
+    begin = tl.load(table + number * 24 - 24, mask=number > 0, other=0)
+    return table + number * 24, begin.to(tl.int32)
 
 
 @triton.jit
@@ -248,20 +265,6 @@ def measure_part(
             head, sums, pointer, first, stop, numel, sign_table, turn_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
             KIND, SKETCHED, STRIDED, False,
         )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "numel", "span",
-                               "n1", "n2", "n3", "s0", "s1", "s2", "s3"])  # fmt: skip
-def measure(
-    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64, turns: tl.int64,
-    numel: tl.int64, span: tl.int32, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64, s3: tl.int64,
-    DTYPE: tl.constexpr, KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """One tensor."""
-    measure_part(
-        tl.program_id(0), tl.num_programs(0), address, parts, part, segments, row, signs, turns, numel, span,
-        n1, n2, n3, s0, s1, s2, s3, DTYPE, KIND, SKETCHED, STRIDED, ROWS,
-    )  # fmt: skip
 
 
 @triton.jit

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ulpscope import taps
@@ -21,8 +20,10 @@ from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
 from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, Room, rows_of
 
-# Copies that may be under way at a time.
-_LETTERS = 8
+# There may be so many at a time: one for each batch, and those under way.
+_LETTERS = 12
+# 64-bit words that tell a kernel of one of several tensors (`cuda_kernels.py`).
+_WORDS = 24
 
 
 @contextlib.contextmanager
@@ -32,16 +33,18 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class _Letter:
-    """The answers of one copy, and an event after it."""
+class Letter:
+    """What is kept of a batch until its answers are here. The event is after their copy, and so after all kernels of the batch."""
 
     def __init__(self, device: torch.device, most: int) -> None:
         is_cuda = device.type == "cuda"
         self.host = torch.empty(most, ANSWER, dtype=torch.int64, pin_memory=is_cuda)
-        self.address = self.host.data_ptr()
+        # Kernels read there which tensors they measure.
+        self.told = torch.empty(most, _WORDS, dtype=torch.int64, pin_memory=is_cuda)
         # Of each answer: the number of its row in the dump, and what `rows_of` wants to know.
         self.numbers = np.empty(most, dtype=np.uint32)
         self.about = np.empty(most, dtype=ABOUT)
+        self.addresses = self.numbers.ctypes.data, self.about.ctypes.data, self.told.data_ptr()
         self.tickets: list[int] = []
         self.count = 0
         self.event = torch.cuda.Event() if is_cuda else None
@@ -50,39 +53,57 @@ class _Letter:
 
 
 class CudaMail:
-    """The way back from one device. `most` answers go in one copy; `direct` says whether C may queue it."""
+    """The way back from one device. `most` answers go in one copy; `direct` says whether C may queue it; `is_held`, whether a
+    batch still has a letter: a signal handler may raise between any two statements, and it has what it has sent."""
 
     def __init__(
-        self, sink: Sink, device: torch.device, payloads: CudaPayloads | None, *, most: int, direct: bool
+        self,
+        sink: Sink,
+        device: torch.device,
+        payloads: CudaPayloads | None,
+        is_held: Callable[[Letter], bool],
+        *,
+        most: int,
+        direct: bool,
     ) -> None:
         self._sink = sink
         self._device = device
         self._payloads = payloads
+        self._is_held = is_held
         self._most = most
         self._direct = direct and device.type == "cuda" and taps.C is not None
         self._letters = 0
-        self._free: list[_Letter] = []
-        self._sent: deque[_Letter] = deque()
+        self._free: list[Letter] = []
+        self._sent: deque[Letter] = deque()
         self._room = Room(most)
 
-    def send(
-        self, rows: Tensor, stream: Any, numbers: NDArray[np.uint32], about: NDArray[np.void], tickets: list[int]
-    ) -> None:
-        """Queues the copying of as many answers as there are numbers, on their stream."""
-        letter = self._letter()
-        count = letter.count = len(numbers)
-        letter.numbers[:count] = numbers
-        letter.about[:count] = about
-        letter.tickets = tickets
+    def letter(self) -> Letter:
+        """One that nothing waits for; waits for the first that was sent where there are too many."""
+        if not self._free and self._sent and self._letters >= _LETTERS:
+            self._complete_first()
+        found = next((letter for letter in self._free if not self._is_held(letter)), None)
+        if found is None:
+            self._letters += 1
+            with _quiet():
+                return Letter(self._device, self._most)
+        self._free.remove(found)
+        return found
+
+    def send(self, letter: Letter, rows: Tensor, stream: Any, count: int) -> None:
+        """Queues the copying of so many answers, on their stream."""
+        letter.count = count
+        if letter in self._free:
+            self._free.remove(letter)
         if self._direct:
             event = letter.event.cuda_event  # type: ignore[union-attr]
-            taps.C.copy_back(letter.address, rows.data_ptr(), 8 * ANSWER * count, stream.cuda_stream, event)
+            taps.C.copy_back(letter.host.data_ptr(), rows.data_ptr(), 8 * ANSWER * count, stream.cuda_stream, event)
         else:
             with _quiet(), torch.cuda.stream(stream):
                 letter.host[:count].copy_(rows[:count], non_blocking=True)
                 if letter.event is not None:
                     letter.event.record()
-        self._sent.append(letter)
+        if letter not in self._sent:
+            self._sent.append(letter)
         if self._payloads is None:  # for whose places others would be waited for
             while self._sent and (self._sent[0].event is None or self._sent[0].event.query()):
                 self._complete_first()
@@ -98,15 +119,6 @@ class CudaMail:
         self._sent.clear()
         self._letters = 0
 
-    def _letter(self) -> _Letter:
-        if not self._free and self._letters >= _LETTERS:
-            self._complete_first()
-        if not self._free:
-            with _quiet():
-                self._free.append(_Letter(self._device, self._most))
-            self._letters += 1
-        return self._free.pop()
-
     def _complete_first(self) -> None:
         """Fills in the rows of what was sent first. It stays first until that is done: a signal handler may raise here."""
         letter = self._sent[0]
@@ -120,4 +132,6 @@ class CudaMail:
                     row["payload_offset"], row["payload_nbytes"] = place
         self._sink.complete_measures(letter.numbers[: letter.count], rows, sketches)
         self._sent.popleft()
-        self._free.append(letter)
+        letter.tickets = []
+        if letter not in self._free:
+            self._free.append(letter)

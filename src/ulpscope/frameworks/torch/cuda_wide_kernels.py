@@ -247,17 +247,3 @@ def wide_part(
             head, sums + bucket, pointer, first, stop, numel, sign_table, turn_table, list_of_blocks,
             0, 0, 0, 0, 0, 0, 0, 0, SKETCHED, False, True,
         )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "order", "starts",
-                               "counts", "numel", "split"])  # fmt: skip
-def measure_wide(
-    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64,
-    turns: tl.int64, order: tl.int64, starts: tl.int64, counts: tl.int64, numel: tl.int64, split: tl.int32,
-    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """One tensor."""
-    wide_part(
-        tl.program_id(0), tl.num_programs(0), address, parts, part, segments, row, signs, turns, order, starts, counts,
-        numel, split, DTYPE, SKETCHED, WIDTH, PACKED,
-    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""What is launched to measure tensors, by Triton: one tensor or several, and with them their CRC-32, for which the first programs
+of each are; both read at the same time, so that one of the two finds most of it in the cache of the device."""
+
+import triton
+import triton.language as tl
+
+from ulpscope.frameworks.torch.cuda_crc_kernels import residue_part
+from ulpscope.frameworks.torch.cuda_kernels import find, measure_part
+from ulpscope.frameworks.torch.cuda_wide_kernels import wide_part
+
+
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "numel", "span",
+                               "n1", "n2", "n3", "s0", "s1", "s2", "s3", "checks", "nbytes", "words", "reach", "others", "count",
+                               "places", "residues", "weights"])  # fmt: skip
+def measure(
+    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64, turns: tl.int64,
+    numel: tl.int64, span: tl.int32, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64, s3: tl.int64,
+    checks: tl.int32, nbytes: tl.int64, words: tl.int64, reach: tl.int64,
+    others: tl.int64, count: tl.int32, places: tl.int64, residues: tl.int64, weights: tl.int64,
+    DTYPE: tl.constexpr, KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, ROWS: tl.constexpr,
+    CHECKED: tl.constexpr, STEPS: tl.constexpr, PROGRAMS: tl.constexpr, ITEM: tl.constexpr,
+):  # fmt: skip
+    """Tensors of any kind and layout."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    if count > 1:
+        found, begin = find(program, others, count)
+        program -= begin
+        programs = tl.load(found).to(tl.int32) - begin
+        address = tl.load(found + 1)
+        part = tl.load(found + 2)
+        row = tl.load(found + 3)
+        numel = tl.load(found + 4)
+        span = tl.load(found + 5).to(tl.int32)
+        if STRIDED:
+            n1 = tl.load(found + 6)
+            n2 = tl.load(found + 7)
+            n3 = tl.load(found + 8)
+            s0 = tl.load(found + 9)
+            s1 = tl.load(found + 10)
+            s2 = tl.load(found + 11)
+            s3 = tl.load(found + 12)
+        if CHECKED:
+            checks = tl.load(found + 13).to(tl.int32)
+            nbytes = tl.load(found + 14)
+            words = tl.load(found + 15)
+            reach = tl.load(found + 16)
+    if CHECKED:
+        if program < checks:
+            residue_part(
+                program, address, places, residues, row, nbytes, words, reach, weights, n1, n2, n3, s0, s1, s2, s3,
+                STEPS, PROGRAMS, ITEM,
+            )  # fmt: skip
+            return
+        program -= checks
+        programs -= checks
+    measure_part(
+        program, programs, address, parts, part, segments, row, signs, turns, numel, span, n1, n2, n3, s0, s1, s2, s3,
+        DTYPE, KIND, SKETCHED, STRIDED, ROWS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "order", "starts",
+                               "counts", "numel", "split", "checks", "nbytes", "words", "reach", "others", "count", "places",
+                               "residues", "weights"])  # fmt: skip
+def measure_wide(
+    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64,
+    turns: tl.int64, order: tl.int64, starts: tl.int64, counts: tl.int64, numel: tl.int64, split: tl.int32,
+    checks: tl.int32, nbytes: tl.int64, words: tl.int64, reach: tl.int64,
+    others: tl.int64, count: tl.int32, places: tl.int64, residues: tl.int64, weights: tl.int64,
+    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    CHECKED: tl.constexpr, STEPS: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Large contiguous tensors of ordinary floats."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    if count > 1:
+        found, begin = find(program, others, count)
+        program -= begin
+        programs = tl.load(found).to(tl.int32) - begin
+        address = tl.load(found + 1)
+        part = tl.load(found + 2)
+        row = tl.load(found + 3)
+        counts = tl.load(found + 4)
+        numel = tl.load(found + 5)
+        split = tl.load(found + 6).to(tl.int32)
+        if CHECKED:
+            checks = tl.load(found + 7).to(tl.int32)
+            nbytes = tl.load(found + 8)
+            words = tl.load(found + 9)
+            reach = tl.load(found + 10)
+    if CHECKED:
+        if program < checks:
+            residue_part(
+                program, address, places, residues, row, nbytes, words, reach, weights, 0, 0, 0, 0, 0, 0, 0,
+                STEPS, PROGRAMS, 0,
+            )  # fmt: skip
+            return
+        program -= checks
+        programs -= checks
+    wide_part(
+        program, programs, address, parts, part, segments, row, signs, turns, order, starts, counts, numel, split,
+        DTYPE, SKETCHED, WIDTH, PACKED,
+    )  # fmt: skip
