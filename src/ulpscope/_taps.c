@@ -211,14 +211,13 @@ static int patch_all(Frames *f, const uint32_t *numbers, size_t count, char *row
         char *at = rows + MEASURE_BYTES * i + SKETCH_OFFSET;
         memcpy(&offset, at, 8), offset += f->sketch_size, memcpy(at, &offset, 8);
     }
-    f->sketch_size += sketches.size;
-    for (size_t i = 0, next; i < count; i = next) {
+    for (size_t i = 0, next; i < count && f->map && !f->failed; i = next) { /* `put` runs Python, where much can happen */
         for (next = i + 1; next < count && numbers[next] == numbers[next - 1] + 1; next++) {}
         uint64_t places[5] = {f->sizes[0], (uint64_t)MEASURE_BYTES * numbers[i], f->sizes[2], f->sizes[3], f->sizes[4]};
         Bytes parts[5] = {{0}, {rows + MEASURE_BYTES * i, MEASURE_BYTES * (next - i), 0}, sketches};
         int done = frames_place(f, places, parts);
         if (done < 0) return -1;
-        if (done) f->sizes[2] += sketches.size;
+        if (done) f->sizes[2] += sketches.size, f->sketch_size += sketches.size;
         sketches.size = 0;
     }
     return 0;
@@ -271,9 +270,15 @@ static int run_write(Run *run) {
     }
     return 0;
 }
-static int run_add(Run *run, const char *data, size_t size) {
+/* In this order: whoever reads meanwhile begins with the last, and finds what it points to. */
+static int run_all(Run runs[5]) {
+    for (int i = 0; i < 5; i++) if (run_write(runs + i)) return -1;
+    return 0;
+}
+static int run_add(Run runs[5], int i, const char *data, size_t size) {
+    Run *run = runs + i;
     if (!size) return 0;
-    if (run->count == MOST_PIECES && run_write(run)) return -1;
+    if (run->count == MOST_PIECES && run_all(runs)) return -1;
     run->pieces[run->count++] = (struct iovec){(void *)(uintptr_t)data, size};
     return 0;
 }
@@ -287,11 +292,11 @@ static int file_all(const Py_buffer *data, Run runs[5], uint64_t *filed, Py_ssiz
         for (int i = 0; i < 5; frame.cut += frame.sizes[i++]) {
             if (!at) runs[i].at = i == 1 ? begun : frame.places[i];
             if (i == 1 && frame.places[1] != *filed) continue;
-            if (run_add(runs + i, frame.cut, frame.sizes[i])) return errno;
+            if (run_add(runs, i, frame.cut, frame.sizes[i])) return errno;
             *filed += i == 1 ? frame.sizes[1] : 0;
         }
     if (whole < 0) return -1;
-    for (int i = 0; i < 5; i++) if (run_write(runs + i)) return errno;
+    if (run_all(runs)) return errno;
     *end = at;
     /* Then what is known now of measures that are there already. */
     for (at = 0; at < *end && frame_at(data, at, &frame) > 0; at += FRAME_HEAD + (Py_ssize_t)frame.body) {
@@ -300,7 +305,7 @@ static int file_all(const Py_buffer *data, Run runs[5], uint64_t *filed, Py_ssiz
             continue;
         }
         runs[1].at = frame.places[1];
-        if (run_add(runs + 1, frame.cut + frame.sizes[0], frame.sizes[1]) || run_write(runs + 1)) return errno;
+        if (run_add(runs, 1, frame.cut + frame.sizes[0], frame.sizes[1]) || run_write(runs + 1)) return errno;
     }
     return 0;
 }
@@ -463,7 +468,7 @@ static PyMethodDef functions[] = {
     "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_graph", learn_graph, METH_O,
     "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
     {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
-    {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it."},
+    {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
     {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
     {"enter_hook", enter_hook, METH_VARARGS, "Puts a hook into the table of a node; around torch's own way."},

@@ -29,8 +29,8 @@ static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
         if (!found) return PyErr_Format(PyExc_TypeError, "%U is not known", key);
     }
     PyObject *gate = f->given[GATE];
-    if (gate != Py_None && Py_TYPE(gate) != gate_type) return PyErr_SetString(PyExc_TypeError, "not a gate of ours"), NULL;
-    f->gate = gate == Py_None ? NULL : (struct Gate *)gate;
+    f->gate = Py_TYPE(gate) == gate_type ? (struct Gate *)gate : NULL;
+    if (gate != Py_None && !f->gate) return PyErr_SetString(PyExc_TypeError, "not a gate of ours"), NULL;
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
@@ -131,7 +131,8 @@ static int fast_traverse(Fast *f, visitproc visit, void *arg) {
     return 0;
 }
 static int fast_clear(Fast *f) {
-    if (launch_queued(f)) PyErr_Clear();
+    Py_CLEAR(f->queued);
+    f->gate = NULL;
     drop_passes(f);
     drop_anchors(f);
     for (int i = 0; i < GIVEN; i++) Py_CLEAR(f->given[i]);

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <structmember.h>
 
-enum { MOST_SCALARS = 16, ABOUT_BYTES = 24 };
+enum { MOST_SCALARS = 16, MOST_ARGUMENTS = 40, ABOUT_BYTES = 24 };
 enum { CHECKS = 4, PENDING = 64 /* tables.py */, SEVERAL = 128, WORDS_OF_ONE = 24 }; /* cuda_kernels.py */
 
 /* A compiled kernel; its function is 0 until it may be launched from here. All its arguments are integers. */
@@ -73,7 +73,7 @@ static int is_stream(const Lane *lane) {
 /* Integers of 32 bits are read from the low half of 64. Behind the arguments stand two addresses of scratch memory that our
  * kernels have none of. */
 static int launch(const Kernel *kernel, unsigned programs, uint64_t stream, uint64_t *numbers, int count) {
-    void *places[2 * MOST_SCALARS + 2];
+    void *places[MOST_ARGUMENTS + 2];
     uint64_t nothing = 0;
     for (int i = 0; i < count; i++) places[i] = numbers + i;
     places[count] = places[count + 1] = &nothing;
@@ -82,16 +82,15 @@ static int launch(const Kernel *kernel, unsigned programs, uint64_t stream, uint
     if (error) PyErr_Format(PyExc_RuntimeError, "a kernel was not launched: CUDA error %d", error);
     return error ? -1 : 0;
 }
+/* Whether it was possible; else torch's own way serves, and tells what is wrong. */
 PyObject *copy_back(PyObject *module, PyObject *args) {
     unsigned long long to, from, size, stream, event;
     if (!PyArg_ParseTuple(args, "KKKKK", &to, &from, &size, &stream, &event)) return NULL;
     if (!copier) find_functions();
-    if (!copier || !recorder) return PyErr_SetString(PyExc_RuntimeError, "the driver has no copies or no events"), NULL;
     void *queue = (void *)(uintptr_t)stream;
-    int error = copier((void *)(uintptr_t)to, from, (size_t)size, queue);
-    if (!error) error = recorder((void *)(uintptr_t)event, queue);
-    if (error) return PyErr_Format(PyExc_RuntimeError, "answers were not copied: CUDA error %d", error);
-    Py_RETURN_NONE;
+    int done = copier && recorder && !copier((void *)(uintptr_t)to, from, (size_t)size, queue) &&
+        !recorder((void *)(uintptr_t)event, queue);
+    return PyBool_FromLong(done);
 }
 static int is_ready(const Kernel *kernel) { return kernel && kernel->function && launcher; }
 
@@ -110,7 +109,7 @@ static int launch_alike(Lane *l, int first) {
     const Recipe *r = q->recipe;
     const Kernel *kernel = q->kernel;
     uint64_t *others = (uint64_t *)(uintptr_t)l->others + WORDS_OF_ONE * l->told, programs = 0;
-    uint64_t numbers[2 * MOST_SCALARS] = {q->pointer, l->parts, q->part, l->segments, q->row, l->tables[0], l->tables[1]};
+    uint64_t numbers[MOST_ARGUMENTS] = {q->pointer, l->parts, q->part, l->segments, q->row, l->tables[0], l->tables[1]};
     int count = 7, several = 0, wide = kernel == r->wide, scalars = wide ? r->wide_count : r->scalar_count;
     for (int i = first; i < l->waiting; i++) {
         if (l->queue[i].kernel != kernel) continue;
@@ -126,29 +125,35 @@ static int launch_alike(Lane *l, int first) {
     if (several > 1) l->told += (unsigned)several; /* until the answers are back: it is read when the kernel runs */
     return launch(kernel, (unsigned)programs, l->stream, numbers, count);
 }
-/* Launches what waits. Of what was not launched nothing is known. */
-int launch_queue(Lane *l) {
-    int failed = 0, count = l->waiting;
-    for (int i = 0; i < count && !failed; i++) failed = l->queue[i].kernel && launch_alike(l, i);
+/* Lets go of what waits, from a copy: a finalizer may have something measured. */
+static void drop_queue(Lane *l) {
+    Queued dropped[SEVERAL];
+    int count = l->waiting;
+    memcpy(dropped, l->queue, sizeof *dropped * (size_t)count);
     l->waiting = 0;
-    for (int i = 0; i < count; i++) {
-        uint32_t nothing[4] = {0, PENDING};
-        if (failed) memcpy((char *)(uintptr_t)l->about + ABOUT_BYTES * l->queue[i].row + 8, nothing, sizeof nothing);
-        Py_DECREF(l->queue[i].value), Py_DECREF((PyObject *)l->queue[i].recipe);
-    }
+    for (int i = 0; i < count; i++) Py_DECREF(dropped[i].value), Py_DECREF((PyObject *)dropped[i].recipe);
+}
+/* Launches what waits. Of what was not launched nothing is known. */
+static int launch_queue(Lane *l) {
+    int failed = 0;
+    uint32_t nothing[4] = {0, PENDING};
+    for (int i = 0; i < l->waiting && !failed; i++) failed = l->queue[i].kernel && launch_alike(l, i);
+    for (int i = 0; i < l->waiting && failed; i++)
+        memcpy((char *)(uintptr_t)l->about + ABOUT_BYTES * l->queue[i].row + 8, nothing, sizeof nothing);
+    drop_queue(l);
     return failed ? -1 : 0;
 }
 /* Makes rows of the parts that are there. */
 static int combine(Lane *lane) {
     if (launch_queue(lane)) return -1;
-    uint64_t numbers[2 * MOST_SCALARS] = {lane->parts, lane->segments, lane->rows, lane->combined};
+    uint64_t numbers[MOST_ARGUMENTS] = {lane->parts, lane->segments, lane->rows, lane->combined};
     if (lane->used && launch(lane->combine, (unsigned)lane->quarters *
         (unsigned)(lane->count - lane->combined), lane->stream, numbers, 4)) return -1;
     lane->combined = lane->count, lane->used = 0;
     return 0;
 }
-/* The number of the row, -1 after an error, -2 where Python must do it. Launched when our code ends: until then nobody else's
- * runs, and the tensor is held. */
+/* The number of the row, -1 after an error, -2 where Python must do it. In C it is launched when our code ends: until then nobody
+ * else's runs, and the tensor is held. In Python, which an exception may end at any moment, it is launched at once. */
 int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, PyObject *value, uint64_t pointer) {
     Lane *lane = (Lane *)lane_object;
     Recipe *recipe = (Recipe *)recipe_object;
@@ -160,6 +165,7 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, P
     int ours = lane->waiting ? 1 : is_stream(lane);
     if (ours <= 0) return ours ? -1 : -2;
     if ((full && combine(lane)) || (lane->waiting == SEVERAL && launch_queue(lane))) return -1;
+    if (f->queued != lane && launch_queued(f)) return -1;
     int64_t number = frames_measure((Frames *)f->given[FRAMES], PyBytes_AsString(lane->unknown), MEASURE_BYTES);
     if (number < 0) return -1;
     lane->queue[lane->waiting++] = (Queued){Py_NewRef(value), (Recipe *)Py_NewRef(recipe_object), kernel, pointer, lane->used,
@@ -167,11 +173,8 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, P
     ((uint32_t *)(uintptr_t)lane->numbers)[lane->count] = (uint32_t)number;
     memcpy((char *)(uintptr_t)lane->about + ABOUT_BYTES * lane->count, recipe->about, ABOUT_BYTES);
     lane->used += recipe->room, lane->count++;
-    if (f->queued != lane) {
-        if (launch_queued(f)) return -1;
-        f->queued = (Lane *)Py_NewRef(lane_object);
-    }
-    return gate_is_held(f->gate) || !launch_queued(f) ? number : -1;
+    if (f->queued != lane) f->queued = (Lane *)Py_NewRef(lane_object);
+    return (f->in_c && gate_is_held(f->gate)) || !launch_queued(f) ? number : -1;
 }
 /* Launches what our code has queued. */
 int launch_queued(Fast *f) {
@@ -244,14 +247,13 @@ static PyObject *lane_bind(Lane *l, PyObject *args) {
     l->bound = 1;
     Py_RETURN_NONE;
 }
-static PyObject *lane_unbind(Lane *l, PyObject *none) {
+static PyObject *lane_launch(Lane *l, PyObject *none) {
     if (launch_queue(l)) return NULL;
-    l->bound = 0;
     Py_RETURN_NONE;
 }
 static void lane_dealloc(Lane *l) {
     PyTypeObject *type = Py_TYPE(l);
-    if (launch_queue(l)) PyErr_Clear();
+    drop_queue(l);
     Py_XDECREF(l->capturing), Py_XDECREF(l->stream_of), Py_XDECREF(l->device), Py_XDECREF(l->unknown),
         Py_XDECREF(l->combine);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(l);
@@ -260,10 +262,10 @@ static void lane_dealloc(Lane *l) {
 static PyMemberDef lane_members[] = {
     {"used", T_ULONGLONG, offsetof(Lane, used), 0, NULL}, {"count", T_ULONGLONG, offsetof(Lane, count), 0, NULL},
     {"combined", T_ULONGLONG, offsetof(Lane, combined), 0, NULL}, {"stream", T_ULONGLONG, offsetof(Lane, stream), 0, NULL},
-    {"told", T_ULONGLONG, offsetof(Lane, told), READONLY, NULL}, {"bound", T_BOOL, offsetof(Lane, bound), READONLY, NULL},
+    {"told", T_ULONGLONG, offsetof(Lane, told), READONLY, NULL}, {"bound", T_BOOL, offsetof(Lane, bound), 0, NULL},
     {NULL, 0, 0, 0, NULL}};
 static PyMethodDef lane_methods[] = {{"bind", (PyCFunction)lane_bind, METH_VARARGS, "Goes on with a batch."},
-    {"unbind", (PyCFunction)lane_unbind, METH_NOARGS, "Launches what waits, and gives the batch back."}, {NULL, NULL, 0, NULL}};
+    {"launch", (PyCFunction)lane_launch, METH_NOARGS, "Launches what waits."}, {NULL, NULL, 0, NULL}};
 static PyType_Slot lane_slots[] = {
     {Py_tp_init, lane_init}, {Py_tp_dealloc, lane_dealloc}, {Py_tp_members, lane_members}, {Py_tp_methods,
         lane_methods}, {0, NULL}};

@@ -225,12 +225,12 @@ int enter(Fast *f, State *s) {
 static void tell_trouble(Fast *f, const char *where) {
     Raised r = take_raised();
     PyObject *done = PyObject_CallMethod(f->given[RECORDER], "trouble", "sO", where, r.error);
-    if (!done) PyErr_Clear();
+    if (!done) PyErr_WriteUnraisable(f->given[RECORDER]);
     Py_XDECREF(done), drop_raised(&r);
 }
 /* Also with an exception set. */
 void leave(Fast *f, State *s) {
-    if (f->queued) {
+    while (f->queued) { /* what it lets go of may have a finalizer */
         PyObject *kind, *error, *trace;
         PyErr_Fetch(&kind, &error, &trace);
         if (launch_queued(f)) tell_trouble(f, "measure tensors");

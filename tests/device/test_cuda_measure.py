@@ -246,3 +246,22 @@ def test_equal_bits_give_equal_sketches(way: str) -> None:
     assert sink.rows[0]["sum"] == sink.rows[1]["sum"]
     assert sink.rows[0]["norm"] == sink.rows[1]["norm"]
     assert np.array_equal(sink.sketches[0], sink.sketches[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_more_streams_than_there_are_batches_take_turns_without_taking_more_memory() -> None:
+    sink = Rows()
+    gauge = CudaGauge(sink, torch.device("cuda", 0), native.STATS)  # type: ignore[arg-type]
+    streams = [torch.cuda.Stream() for _ in range(6)]
+    values = [torch.full((1000,), float(number), device="cuda") for number in range(60)]
+    torch.cuda.synchronize()
+    for number, value in enumerate(values):
+        with torch.cuda.stream(streams[number % 6]):
+            gauge.measure(value, value.data_ptr(), gauge.plan(value, DTYPES["float32"]))
+    gauge.finish()
+    assert [float(sink.rows[number]["sum"]) for number in range(60)] == [1000.0 * number for number in range(60)]
+    assert gauge._mail._letters <= 12
+    gauge.give_back()
+    gauge.measure(values[7], values[7].data_ptr(), gauge.plan(values[7], DTYPES["float32"]))
+    gauge.finish()
+    assert float(sink.rows[60]["sum"]) == 7000.0

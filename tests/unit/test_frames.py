@@ -157,3 +157,62 @@ def test_a_failed_writer_gets_nothing() -> None:
         side.frames.commit(bytes(72), b"")
         assert side.frames.calls == 0 and not any(side.memory)
         side.frames.attach(None)
+
+
+@pytest.mark.parametrize("how", [frames.file_frames, plain_file_frames])
+def test_what_rows_point_to_is_written_before_them(how: Any, tmp_path: Path) -> None:
+    """Of any number of frames: whoever reads meanwhile begins with the last table."""
+    side = Side(PlainFrames)
+    side.memory = bytearray(_DATA + (1 << 20))
+    side.frames.attach(memoryview(side.memory))
+    side.frames.add_string("x")
+    for _ in range(1000):
+        side.frames.commit(bytes(72), bytes(16))
+    data = memoryview(side.memory)[_DATA : _DATA + int.from_bytes(side.memory[16:24], "little")]
+    (tmp_path / "strings").write_bytes(b"")
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(tmp_path / "strings", "rb"))]
+        files += [stack.enter_context(open(tmp_path / str(number), "w+b")) for number in range(4)]
+        with pytest.raises(OSError):
+            how(data, tuple(file.fileno() for file in files), 0)
+        assert not any(file.read() for file in files)
+
+
+@pytest.mark.parametrize("kind", [frames.Frames, PlainFrames])
+def test_an_interruption_while_rows_are_filled_in_shifts_no_sketch(kind: Any) -> None:
+    class StopError(Exception):
+        pass
+
+    class Interrupted(Side):
+        def _put(self, frame: bytes) -> bool:
+            raise StopError
+
+    side = Interrupted(kind)
+    side.frames.add_measured(bytes(112))
+    side.frames.commit(b"", b"")
+    for _ in range(2):
+        with pytest.raises(StopError):
+            side.frames.patch(*patch([0]), b"y" * 2 * _CAPACITY)
+    assert side.frames.sketch_size == 0
+    side.frames.patch(*patch([0]), b"yyyy")
+    assert side.frames.sketch_size == 4
+    head = int.from_bytes(side.memory[16:24], "little")
+    _, contents = filed(plain_file_frames, bytes(side.memory[_DATA : _DATA + head]))
+    assert contents[2] == b"yyyy"
+    assert np.frombuffer(contents[1], dtype=native.ROW)["sketch_offset"][0] == 0
+    side.frames.attach(None)
+
+
+@pytest.mark.parametrize("kind", [frames.Frames, PlainFrames])
+def test_a_ring_that_is_taken_away_while_one_waits_for_it_ends_it(kind: Any) -> None:
+    class Ended(Side):
+        def _put(self, frame: bytes) -> bool:
+            self.frames.attach(None)
+            return False
+
+    side = Ended(kind)
+    for _ in range(3):
+        side.frames.add_measured(bytes(112))
+    side.frames.commit(b"", b"")
+    side.frames.patch(*patch([0, 2]), b"y" * 2 * _CAPACITY)
+    assert side.frames.measures == 0

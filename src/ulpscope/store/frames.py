@@ -83,13 +83,13 @@ class PlainFrames:
         if self._view is None or self.failed or not len(numbers):
             return
         rows["sketch_offset"] += np.uint64(self.sketch_size)
-        self.sketch_size += len(sketches)
         runs = np.flatnonzero(np.diff(numbers) != 1) + 1
         for first, part in zip(np.split(numbers, runs), np.split(rows, runs), strict=True):
             sizes = self._sizes
             place = int(first[0]) * _MEASURE_BYTES
             if self._place([sizes[0], place, *sizes[2:]], (b"", part.tobytes(), bytes(sketches), b"", b"")):
                 sizes[2] += len(sketches)
+                self.sketch_size += len(sketches)
             sketches = b""
 
     def _place(self, places: list[int], parts: tuple[bytes, ...]) -> bool:

@@ -141,14 +141,24 @@ class DumpWriter:
 
     def _make_files(self, folder: Path) -> None:
         """Before the first bytes go into them; until then all is in the rings."""
+        names = (*layout.TABLES, *((layout.PAYLOAD,) if self._payload_bytes else ()))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        with beside_streams():
-            for name in layout.TABLES:
-                self._files.append(os.open(folder / name, flags, 0o640))
-            if self._payload_bytes:
-                self._payload_file = os.open(folder / layout.PAYLOAD, flags, 0o640)
-                with contextlib.suppress(OSError, AttributeError):
-                    self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
+        files: list[int] = []
+        try:
+            with beside_streams():
+                for name in names:
+                    files.append(os.open(folder / name, flags, 0o640))
+                if self._payload_bytes:
+                    with contextlib.suppress(OSError, AttributeError):
+                        self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
+        except BaseException:  # without a thread of ours this is the program's, where a signal handler may raise
+            for descriptor, name in zip(files, names, strict=False):
+                os.close(descriptor)
+                (folder / name).unlink(missing_ok=True)
+            raise
+        if self._payload_bytes:
+            self._payload_file = files.pop()
+        self._files = files
 
     def close(self, manifest: dict[str, Any]) -> None:
         """Ends the dump: everything in its files, the manifest last."""

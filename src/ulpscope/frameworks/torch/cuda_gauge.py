@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -104,9 +104,10 @@ class _Batch:
 
     def __init__(self, device: torch.device) -> None:
         self.parts = torch.empty(_PARTS, ANSWER, dtype=torch.int64, device=device)
-        self.segments = torch.empty(_ROWS, 2, dtype=torch.int64, device=device)
+        # Of a tensor that could not be launched they tell nothing, or of an earlier one.
+        self.segments = torch.zeros(_ROWS, 2, dtype=torch.int64, device=device)
         self.rows = torch.empty(_ROWS, ANSWER, dtype=torch.int64, device=device)
-        self.places = torch.empty(_ROWS, 2, dtype=torch.int64, device=device)
+        self.places = torch.zeros(_ROWS, 2, dtype=torch.int64, device=device)
         self.residues = torch.empty(_ROWS, _RESIDUES, dtype=torch.int32, device=device)
         self.stream: Any = None
         self.addresses = self.parts.data_ptr(), self.segments.data_ptr()
@@ -304,8 +305,9 @@ class CudaGauge:
         """Takes the batch back from C."""
         if self.lane is not None and self.lane.bound:
             batch, lane = self._batches[self.lane.stream], self.lane
-            lane.unbind()
+            lane.launch()
             batch.used, batch.count, batch.combined, batch.told = lane.used, lane.count, lane.combined, lane.told
+            lane.bound = False
 
     def _is_held(self, letter: Letter) -> bool:
         return any(batch.letter is letter for batch in self._batches.values())
@@ -318,7 +320,11 @@ class CudaGauge:
 
     def give_back(self) -> None:
         """Frees the memory of answers; it is taken again when it is needed."""
-        self._unbind()
+        with suppress(RuntimeError):  # of a device that has failed
+            for stream in list(self._batches):
+                self._send(stream)
+        if self.lane is not None:
+            self.lane.bound = False
         self._batches.clear()
         self._mail.give_back()
 
@@ -382,13 +388,13 @@ class CudaGauge:
             current = torch.cuda.current_stream(self._device) if self._on_cuda else None
             if len(self._batches) < _BATCHES:
                 batch = _Batch(self._device)
+                batch.begin(self._mail.letter())
             else:
                 oldest = next(iter(self._batches))
                 self._send(oldest)
                 batch = self._batches.pop(oldest)
                 current.wait_stream(batch.stream)  # type: ignore[union-attr]
         batch.stream = current
-        batch.begin(self._mail.letter())
         self._batches[stream] = batch
         return batch
 

@@ -38,9 +38,9 @@ class Letter:
 
     def __init__(self, device: torch.device, most: int) -> None:
         is_cuda = device.type == "cuda"
-        self.host = torch.empty(most, ANSWER, dtype=torch.int64, pin_memory=is_cuda)
+        self.host = torch.empty(most, ANSWER, dtype=torch.int64, device="cpu", pin_memory=is_cuda)
         # Kernels read there which tensors they measure.
-        self.told = torch.empty(most, _WORDS, dtype=torch.int64, pin_memory=is_cuda)
+        self.told = torch.empty(most, _WORDS, dtype=torch.int64, device="cpu", pin_memory=is_cuda)
         # Of each answer: the number of its row in the dump, and what `rows_of` wants to know.
         self.numbers = np.empty(most, dtype=np.uint32)
         self.about = np.empty(most, dtype=ABOUT)
@@ -95,9 +95,9 @@ class CudaMail:
         if letter in self._free:
             self._free.remove(letter)
         if self._direct:
-            event = letter.event.cuda_event  # type: ignore[union-attr]
-            taps.C.copy_back(letter.host.data_ptr(), rows.data_ptr(), 8 * ANSWER * count, stream.cuda_stream, event)
-        else:
+            place = (letter.host.data_ptr(), rows.data_ptr(), 8 * ANSWER * count)
+            self._direct = taps.C.copy_back(*place, stream.cuda_stream, letter.event.cuda_event)  # type: ignore[union-attr]
+        if not self._direct:
             with _quiet(), torch.cuda.stream(stream):
                 letter.host[:count].copy_(rows[:count], non_blocking=True)
                 if letter.event is not None:
@@ -114,7 +114,11 @@ class CudaMail:
             self._complete_first()
 
     def give_back(self) -> None:
-        """Frees the memory; what is still under way is of no use any more."""
+        """Frees the memory; what is still under way is of no use any more, but the device may be at it."""
+        for letter in self._sent:
+            if letter.event is not None:
+                with contextlib.suppress(RuntimeError):  # a device that has failed is at nothing any more
+                    letter.event.synchronize()
         self._free.clear()
         self._sent.clear()
         self._letters = 0
