@@ -19,7 +19,7 @@ enum {
     SITE_SIGN, FAST, KIND, NAME, QUIET, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
         UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, NAMES_OF, OF, TYPE_NAME, TRACING_FLAG, ALONE, OWN_PARAMETERS, IS_LEAF,
-        ACCUMULATED_HOOKS, AROUND, GRAD, WORDS
+        ACCUMULATED_HOOKS, AROUND, GRAD, OPAQUE_TEXT, WORDS
 };
 extern PyObject *word[WORDS];
 #define GET(object, name) PyObject_GetAttr(object, word[name])
@@ -130,7 +130,7 @@ typedef struct {
     struct Lane *queued; /* where tensors wait to be measured */
     Entry *entries;
     size_t entry_count, entry_room;
-    PyObject *plain, *json, *named_index, *metas_index, *layouts, *slot_index[ROLES], *scalars[7];
+    PyObject *opaque, *plain, *json, *named_index, *metas_index, *layouts, *slot_index[ROLES], *scalars[7];
     Named *named;
     size_t named_count, named_room;
     uint32_t places[ROLES][MOST_PLACES];
@@ -161,6 +161,7 @@ uint64_t tensor_keys(PyObject *value); /* 0 where only Python can say */
 int tensor_facts(PyObject *value, Direct *);
 int tensor_layout(Direct *);
 int tensor_is_view(Direct *);
+int64_t tensor_storage(Direct *); /* its bytes, -1 where that cannot be told */
 int64_t tensor_output(Direct *);
 PyObject *learn(PyObject *module, PyObject *samples);
 PyObject *learn_graph(PyObject *module, PyObject *samples);

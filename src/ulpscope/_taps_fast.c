@@ -35,7 +35,7 @@ static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
     Py_RETURN_NONE;
 }
 static int fast_init(Fast *f, PyObject *args, PyObject *kwargs) {
-    PyObject **dicts[] = {&f->plain, &f->json, &f->named_index, &f->metas_index, &f->layouts, f->slot_index,
+    PyObject **dicts[] = {&f->opaque, &f->plain, &f->json, &f->named_index, &f->metas_index, &f->layouts, f->slot_index,
         f->slot_index + 1,
                           f->slot_index + 2, f->scalars, f->scalars + 1, f->scalars + 2, f->scalars + 3, f->scalars + 4,
                           f->scalars + 5, f->scalars + 6};
@@ -156,7 +156,7 @@ static void fast_dealloc(Fast *f) {
     for (size_t i = 0; i < f->entry_count; i++) Py_XDECREF(f->entries[i].json);
     for (size_t i = 0; i < f->chain_count; i++) Py_XDECREF(f->chains[i].json);
     free(f->entries), free(f->named), free(f->chains), free(f->metas), free(f->seen);
-    Py_XDECREF(f->plain), Py_XDECREF(f->json), Py_XDECREF(f->named_index), Py_XDECREF(f->layouts),
+    Py_XDECREF(f->opaque), Py_XDECREF(f->plain), Py_XDECREF(f->json), Py_XDECREF(f->named_index), Py_XDECREF(f->layouts),
         Py_XDECREF(f->kept), Py_XDECREF(f->nowhere);
     for (int i = 0; i < ROLES; i++) Py_XDECREF(f->slot_index[i]);
     for (int i = 0; i < 7; i++) Py_XDECREF(f->scalars[i]);

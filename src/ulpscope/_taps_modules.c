@@ -117,9 +117,9 @@ static int show_parameters(Around *a, Call *c, PyObject *module) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
         return PyErr_Clear(), 0; /* __init__ of nn.Module never ran */
     }
-    items = PyMapping_Items(all);
+    items = PyObject_Size(all) ? PyMapping_Items(all) : NULL;
     Py_DECREF(all);
-    int failed = !items;
+    int failed = !items && PyErr_Occurred();
     for (Py_ssize_t at = 0, size = items ? PyList_Size(items) : 0; !failed && at < size; at++) {
         PyObject *key, *value;
         if (!PyArg_ParseTuple(PyList_GetItem(items, at), "OO", &key, &value)) failed = 1;
@@ -173,17 +173,26 @@ static void unwind(PyObject *list, PyObject *from) {
     while (at > 0 && PyList_GetItem(list, at - 1) != from) at--;
     if (at > 0 && PyList_SetSlice(list, at - 1, size, NULL)) PyErr_Clear();
 }
+/* The hook border, of a module. */
+static int border_of(Around *a, PyObject *module) {
+    Raised r = take_raised();
+    PyObject *name = class_name(module);
+    if (!name) return drop_raised(&r), -1;
+    PyErr_Restore(r.kind, r.error, r.trace);
+    int failed = border(a->fast, a->kind, name, 0);
+    Py_DECREF(name);
+    return failed;
+}
 static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *args, PyObject *kwargs) {
     Fast *f = a->fast;
-    PyObject *frame = (PyObject *)PyEval_GetFrame(), *result = NULL, *kind, *error, *trace, *name;
+    PyObject *frame = (PyObject *)PyEval_GetFrame(), *result = NULL, *kind, *error, *trace;
     Py_ssize_t depth = PyList_Size(s->object[MODULES]);
     Begun begun = {0};
     Quiet quiet = {0};
     if (enter(f, s) < 0) return NULL;
-    name = class_name(PyTuple_GetItem(args, 0));
-    int failed = !name || unheard(f, &quiet) || begin(a, s, frame, args, kwargs, &begun);
+    int failed = unheard(f, &quiet) || begin(a, s, frame, args, kwargs, &begun);
     heard_again(&quiet);
-    if (failed) begun.follow = 0, failed = !name || border(f, a->kind, name, 0);
+    if (failed) begun.follow = 0, failed = border_of(a, PyTuple_GetItem(args, 0));
     leave(f, s);
     Call *c = begun.call;
     if (!failed && c && c->wanted) failed = PyList_Append(s->object[CALLS], (PyObject *)c);
@@ -200,10 +209,10 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
         if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, result, NULL, 0) || close_call(f, c);
         if (!failed && begun.follow) failed = arm(f, c, begun.sequence, begun.edges, begun.rest, kwargs, result);
         heard_again(&quiet);
-        if (failed && border(f, a->kind, name, 0)) Py_CLEAR(result);
+        if (failed && border_of(a, PyTuple_GetItem(args, 0))) Py_CLEAR(result);
         if (entered > 0) leave(f, s);
     }
-    Py_XDECREF((PyObject *)c), Py_XDECREF((PyObject *)begun.edges), Py_XDECREF(begun.rest), Py_XDECREF(name);
+    Py_XDECREF((PyObject *)c), Py_XDECREF((PyObject *)begun.edges), Py_XDECREF(begun.rest);
     return result;
 }
 static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {

@@ -223,8 +223,22 @@ static int is_flat(const Fast *f, PyObject *value) {
     }
     return tensors || size <= MOST_FLAT;
 }
+/* The entry of what can be told of a value of which only the class can be told; -2 where there is more, -1 after an error. */
+static int64_t opaque_entry(Fast *f, PyObject *value) {
+    PyObject *kind = (PyObject *)Py_TYPE(value);
+    int64_t entry = indexed(f->opaque, kind);
+    if (entry == -1 && PyErr_ExceptionMatches(PyExc_Exception)) return PyErr_Clear(), -2; /* a class without a hash */
+    if (entry != -2) return entry == NONE32 ? -2 : entry;
+    PyObject *text = PyObject_CallMethodObjArgs(f->given[MEASURER], word[OPAQUE_TEXT], value, NULL);
+    entry = !text ? -1 : text == Py_None ? NONE32 : json_entry(f, text);
+    Py_XDECREF(text);
+    if (entry < 0 || index_put(f->opaque, kind, entry)) return -1;
+    return entry == NONE32 ? -2 : entry;
+}
 int visit_leaves(Fast *f, PyObject *value, PyObject *path, Visit visit, void *to) {
     if (is_tensor(f, value) || is_plain(f, value)) return visit(f, to, path, value);
+    int64_t opaque = opaque_entry(f, value);
+    if (opaque != -2) return opaque < 0 ? -1 : visit(f, to, path, value);
     int failed = 0;
     if (is_flat(f, value)) {
         for (Py_ssize_t at = 0; !failed && at < PySequence_Size(value); at++) {
@@ -500,7 +514,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     }
     now.offset = d.offset;
     now.memory = now.pointer - now.offset * meta->itemsize;
-    PyObject *base = view ? GET(value, BASE) : Py_NewRef(Py_None);
+    PyObject *base = view && f->reuse ? GET(value, BASE) : Py_NewRef(Py_None);
     if (!base) return -1;
     if (meta->nbytes && !now.memory) {
         result = 1;
@@ -522,7 +536,9 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
             goto done;
         }
     }
-    if (!produced && !is_safe(value, meta, now.offset)) {
+    /* Where it is measured each time only its memory must be there. */
+    int there = !reusable && direct && tensor_storage(&d) >= (int64_t)((now.offset + meta->extent) * meta->itemsize);
+    if (!produced && !there && !is_safe(value, meta, now.offset)) {
         if (PyErr_Occurred()) goto done;
         PyObject *memory = PyLong_FromUnsignedLongLong(now.memory), *told = NULL;
         if (memory) told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TRUSTS], value, meta->python, memory,
@@ -547,7 +563,11 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
         if (is_scalar(value)) return scalar_row(f, value, row);
         if (PySlice_Check(value)) return slice_row(f, value, row);
         int known = PySet_Contains(f->given[OTHERS], (PyObject *)Py_TYPE(value));
-        return known < 0 ? -1 : known ? kept_row(f, f->scalars[5], value, value, row) : told_row(f, OTHER, value, row);
+        if (known) return known < 0 ? -1 : kept_row(f, f->scalars[5], value, value, row);
+        int64_t opaque = opaque_entry(f, value), number = opaque < 0 ? opaque : text_number(f, opaque);
+        if (number == -2) return told_row(f, OTHER, value, row);
+        row[0] = (uint32_t)number, row[1] = row[2] = NONE32;
+        return number < 0 ? -1 : 0;
     }
     int result;
     if (PyDict_Size(f->given[REWRITTEN_DICT])) { /* kernels write without a trace: Python keeps count */
@@ -589,7 +609,7 @@ void forget_step(Fast *f, int anew) {
     forget_values(f);
     table_empty(&f->distrusted), table_empty(&f->stacks), table_empty(&f->marked);
     if (anew && (f->entry_count > MOST_KEPT || f->chain_count > MOST_KEPT || f->meta_count > MOST_KEPT)) {
-        PyObject *all[] = {f->plain, f->json, f->named_index, f->metas_index, f->layouts, f->slot_index[0],
+        PyObject *all[] = {f->opaque, f->plain, f->json, f->named_index, f->metas_index, f->layouts, f->slot_index[0],
             f->slot_index[1],
                            f->slot_index[2], f->scalars[0], f->scalars[1], f->scalars[2], f->scalars[3], f->scalars[4],
                            f->scalars[5], f->scalars[6]};

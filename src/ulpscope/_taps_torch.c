@@ -25,6 +25,7 @@ static struct {
     int (*device_type)(Impl *, int32_t *);
     int (*device_index)(Impl *, int32_t *);
     int (*storage_offset)(Impl *, int64_t *);
+    int (*storage_size)(Impl *, int64_t *);
 } torch;
 /* Of autograd's graph. `hang` holds how a hook is put behind a node, and before it. */
 static struct {
@@ -77,7 +78,8 @@ static int find_tensors(void) {
         {"aoti_torch_get_dim", 0, &torch.dim}, {"aoti_torch_get_sizes", 0, &torch.sizes},
         {"aoti_torch_get_strides", 0, &torch.strides}, {"aoti_torch_get_dtype", 0, &torch.dtype},
         {"aoti_torch_get_device_type", 0, &torch.device_type}, {"aoti_torch_get_device_index", 0, &torch.device_index},
-        {"aoti_torch_get_storage_offset", 0, &torch.storage_offset}};
+        {"aoti_torch_get_storage_offset", 0, &torch.storage_offset},
+        {"aoti_torch_get_storage_size", 0, &torch.storage_size}};
     return find_functions(wanted, sizeof wanted / sizeof *wanted);
 }
 
@@ -107,16 +109,16 @@ static int same_numbers(PyObject *tuple, const int64_t *numbers, int64_t count) 
 static int agrees(PyObject *sample) {
     PyObject *value, *shape, *stride;
     unsigned long long cdata, keys, pointer;
-    long long version, output, offset;
+    long long version, output, offset, storage;
     int grad, view, device;
-    if (!PyArg_ParseTuple(sample, "OKKpLKO!O!LLpi", &value, &cdata, &keys, &grad, &version, &pointer, &PyTuple_Type,
-        &shape, &PyTuple_Type, &stride, &offset, &output, &view, &device)) return 0;
+    if (!PyArg_ParseTuple(sample, "OKKpLKO!O!LLpiL", &value, &cdata, &keys, &grad, &version, &pointer, &PyTuple_Type,
+        &shape, &PyTuple_Type, &stride, &offset, &output, &view, &device, &storage)) return 0;
     Direct told;
     return tensor_facts(value, &told) && impl_of(value) == (Impl)(uintptr_t)cdata && told.keys == keys &&
            told.requires_grad == grad && told.version == (uint64_t)version && told.pointer == pointer &&
            tensor_layout(&told) && told.offset == (uint64_t)offset && same_numbers(shape, told.sizes, told.dim) &&
            same_numbers(stride, told.strides, told.dim) && torch.output_nr(&told.impl) == (uint32_t)output &&
-           (torch.is_view(&told.impl) & 1) == view && told.device_index == device;
+           (torch.is_view(&told.impl) & 1) == view && told.device_index == device && tensor_storage(&told) == storage;
 }
 PyObject *learn(PyObject *module, PyObject *samples) {
     enum { MOST = 16 };
@@ -170,6 +172,11 @@ int tensor_layout(Direct *to) {
         torch.device_index(&to->impl, &to->device_index) || torch.storage_offset(&to->impl, &offset)) return 0;
     to->offset = (uint64_t)offset;
     return 1;
+}
+
+int64_t tensor_storage(Direct *of) {
+    int64_t size;
+    return torch.storage_size(&of->impl, &size) ? -1 : size;
 }
 
 /* --- the graph, and the thread ----------------------------------------------------------------------------------- */

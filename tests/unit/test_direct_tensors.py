@@ -34,6 +34,7 @@ WRONG = {
     "output": (9, lambda value: value + 1),
     "view": (10, lambda value: not value),
     "device": (11, lambda value: value + 1),
+    "storage": (12, lambda value: value + 1),
 }
 
 

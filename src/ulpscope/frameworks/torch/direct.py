@@ -68,7 +68,7 @@ def samples() -> list[tuple[Any, ...]]:
             (
                 value, value._cdata, torch._C._dispatch_keys(value).raw_repr(), value.requires_grad, value._version,
                 value.data_ptr(), tuple(value.shape), value.stride(), value.storage_offset(), value.output_nr,
-                value._is_view(), -1,
+                value._is_view(), -1, value.untyped_storage().nbytes(),
             )
             for value in shown
         ]  # fmt: skip

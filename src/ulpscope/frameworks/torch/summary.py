@@ -400,6 +400,10 @@ class TorchMeasurer:
         plain = tensors.scalar(value)
         return self._text(facts), NONE, NONE if plain is None else self._text({"value": plain})
 
+    def opaque_text(self, value: Any) -> str | None:
+        """All that can be told of any object of the class of this one, as JSON; None where they differ."""
+        return _json({"type": tensors.type_name(value)}) if tensors.is_opaque(type(value)) else None
+
     def scalar_texts(self, value: Any) -> tuple[str, str]:
         """The type and the value of a plain value, as JSON."""
         return _json({"type": tensors.type_name(value)}), _json({"value": tensors.scalar(value)})

@@ -72,6 +72,24 @@ def _items(value: Any) -> list[tuple[PathStep, Any]] | None:
     return None
 
 
+# What has leaves, or more to tell than its type.
+_TELLING = (
+    *_SCALARS, bytes, Tensor, torch.Size, dict, tuple, list, collections.deque, types.SimpleNamespace, collections.UserDict,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, slice, enum.Enum, np.generic, np.ndarray, torch.SymInt,
+    torch.SymFloat, torch.SymBool, type, type(...),
+)  # fmt: skip
+
+
+def is_opaque(kind: type) -> bool:
+    """Whether of each object of a class only the class can be told. One that passes for another class is not known by its own."""
+    return not (
+        issubclass(kind, (*_TELLING, Unrecordable))
+        or hasattr(kind, "__dataclass_fields__")
+        or kind.__name__ in ("ReduceOp", "RedOpType", "ProcessGroup")
+        or any("__class__" in vars(each) for each in kind.__mro__[:-1])
+    )
+
+
 def _field_names(kind: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
