@@ -97,5 +97,12 @@ class Threads:
             count = self.notes[text] = self.notes.get(text, 0) + 1
             if count == 1:
                 log.warning("%s", text, exc_info=log.isEnabledFor(logging.DEBUG))
-        except Exception:  # the hook border: even telling may fail, where the stack has no room for it
+        except (
+            RecursionError,
+            MemoryError,
+        ):  # the hook border: even telling may fail, where the stack has no room for it
+            self.notes[f"could not {self.aim} a call, nor say why"] = 1
+        except Exception as untold:
+            if is_meant_for_the_program(untold):
+                raise
             self.notes[f"could not {self.aim} a call, nor say why"] = 1

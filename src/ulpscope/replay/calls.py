@@ -82,9 +82,9 @@ class CallNames(Threads):
         key = (walk.f_code, walk.f_lasti)
         found = self._sources.get(key)
         if found is None:
-            found = self._sources[key] = len(self._lines)
             code = walk.f_code
             self._lines.append((code.co_filename, walk.f_lineno or 0, getattr(code, "co_qualname", code.co_name)))
+            found = self._sources[key] = len(self._lines) - 1  # after it: a signal handler may raise between the two
         return found
 
     def _is_outside(self, file: str) -> bool:

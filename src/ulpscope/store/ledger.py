@@ -8,6 +8,7 @@ docs/judge.md.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +118,10 @@ class LedgerWriter:
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("w", encoding="utf-8")
+        # Not as Python opens it: a file that is left behind when a signal handler raises here asks for signals when it is collected,
+        # and drops what the handler raises then.
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+        self._file: TextIO = os.fdopen(self._descriptor, "w", encoding="utf-8", closefd=False)
         self._file.write(json.dumps({"format": FORMAT, **about}, sort_keys=True) + "\n")
 
     def add(self, fields: dict[str, Any]) -> None:
@@ -128,7 +132,9 @@ class LedgerWriter:
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if not self._file.closed:
+            self._file.close()
+            os.close(self._descriptor)
 
 
 def ledger_path(run: Path, rank: int) -> Path:
