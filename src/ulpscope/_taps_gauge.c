@@ -5,7 +5,7 @@
 #include <structmember.h>
 
 enum { MOST_SCALARS = 16, MOST_ARGUMENTS = 40, ABOUT_BYTES = 24 };
-enum { CHECKS = 4, PENDING = 64 /* tables.py */, SEVERAL = 128, WORDS_OF_ONE = 24 }; /* cuda_kernels.py */
+enum { CHECKS = 4, PENDING = 64 /* tables.py */, SEVERAL = 128 /* cuda_kernels.py: find */, WORDS_OF_ONE = 24 /* cuda_mail.py */ };
 
 /* A compiled kernel; its function is 0 until it may be launched from here. All its arguments are integers. */
 typedef struct {
@@ -166,6 +166,8 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, P
     if (ours <= 0) return ours ? -1 : -2;
     if ((full && combine(lane)) || (lane->waiting == SEVERAL && launch_queue(lane))) return -1;
     if (f->queued != lane && launch_queued(f)) return -1;
+    /* What was let go of may have had a finalizer, and that something to measure. */
+    if (!lane->bound || lane->count >= lane->most_rows || lane->used + recipe->room > lane->most_parts) return -2;
     int64_t number = frames_measure((Frames *)f->given[FRAMES], PyBytes_AsString(lane->unknown), MEASURE_BYTES);
     if (number < 0) return -1;
     lane->queue[lane->waiting++] = (Queued){Py_NewRef(value), (Recipe *)Py_NewRef(recipe_object), kernel, pointer, lane->used,

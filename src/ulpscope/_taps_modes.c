@@ -233,7 +233,7 @@ void leave(Fast *f, State *s) {
     while (f->queued) { /* what it lets go of may have a finalizer */
         PyObject *kind, *error, *trace;
         PyErr_Fetch(&kind, &error, &trace);
-        if (launch_queued(f)) tell_trouble(f, "measure tensors");
+        if (launch_queued(f)) tell_trouble(f, "tensors on a device");
         PyErr_Restore(kind, error, trace);
     }
     s->busy = s->in_c = f->in_c = 0;

@@ -115,3 +115,28 @@ print(x[0].item())
     assert dump.manifest.state == "incomplete"
     assert "recording ended" in dump.ending
     assert dump.load(dump.call("Torch.add.0.forward").values[-1])[0] == 2.0
+
+
+def test_tables_that_cannot_be_made_end_the_recording_and_not_the_program(tmp_path: Path) -> None:
+    """No descriptors are left: the folder, the manifest and the ring of the second step are there, its tables are not."""
+    program = """
+import os, resource, sys, torch, ulpscope
+capture = ulpscope.Capture(sys.argv[1]).start()
+torch.sin(torch.ones(3))
+capture.step()
+os.listdir(sys.argv[1])
+highest = max(map(int, os.listdir("/proc/self/fd")))
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+for _ in range(3):
+    torch.cos(torch.ones(3))
+    capture.step()
+capture.close()
+print("went on")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "went on" in ran.stdout
+    assert ran.stderr.count("recording ended") == 1
+    assert ulpscope.open_dump(tmp_path / "run", step=0).ending == "complete"
+    assert all(dump.ending != "complete" for dump in ulpscope.open_run(tmp_path / "run")[1:])

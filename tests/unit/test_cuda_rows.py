@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ulpscope import native, taps
 from ulpscope.frameworks.torch.cuda_rows import (
@@ -82,3 +83,9 @@ def test_what_does_not_agree_is_refused() -> None:
     about["sketch"][1] = 2 * (ANSWER - HEAD) + 1
     with pytest.raises(ValueError, match="do not agree"):
         taps.C.rows_of(words, about, Room(3).rows, Room(9).sketches)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_without_a_driver_copies_are_left_to_torch() -> None:
+    assert taps.C is not None
+    assert taps.C.copy_back(0, 0, 0, 0, 0) is False

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ulpscope.frameworks.torch.cuda_crc_kernels import LANES, combine_residues, residue
-from ulpscope.frameworks.torch.cuda_kernels import QUARTERS, ROWS, SEVERAL, WORDS, combine
+from ulpscope.frameworks.torch.cuda_kernels import QUARTERS, ROWS, combine
 from ulpscope.frameworks.torch.cuda_launched_kernels import measure, measure_wide
 
 __all__ = [
@@ -12,8 +12,6 @@ __all__ = [
     "LAUNCHES_DIRECTLY",
     "QUARTERS",
     "ROWS",
-    "SEVERAL",
-    "WORDS",
     "combine",
     "combine_residues",
     "dtype",
