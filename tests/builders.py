@@ -12,14 +12,14 @@ import numpy as np
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.records import Phase
-from ulpscope.store.layout import dump_folder
+from ulpscope.store.layout import FORMAT_VERSION, dump_folder
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, VALUE_BYTES
 from ulpscope.store.writer import DumpWriter
 
 
 def manifest(step: int = 0, rank: int = 0, state: str = "complete", **more: Any) -> dict[str, Any]:
     return {
-        "format": 1,
+        "format": FORMAT_VERSION,
         "framework": "pytorch",
         "level": "op",
         "step": step,

@@ -42,9 +42,13 @@ static inline uint64_t mix64(uint64_t z) {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
 }
-static inline __attribute__((always_inline)) uint32_t sketch_hash(uint64_t b, unsigned w) {
-    return (uint32_t)(mix64((b * 16 + w) ^ 0x756C7073636F7065u) >> 32);
+static inline uint32_t mix32(uint32_t h) {
+    h = (h ^ h >> 16) * 0x85EBCA6Bu;
+    h = (h ^ h >> 13) * 0xC2B2AE35u;
+    return h ^ h >> 16;
 }
+/* Signs of the sketch for each turn. Written once, as those below. */
+static uint32_t sketch_mask[256][8];
 
 /* Names by VB and W: NAME(scan) is scan_64_32, TYPE(f) is f32. */
 #define JOIN2_(a, b) a##b
@@ -190,6 +194,7 @@ static void fill_tables(void) {
         float8[3][i] = i == 128 ? NAN : small_float(i, 2, 16);
         float8[4][i] = i == 255 ? NAN : (float)ldexp(1, (int)i - 127);
         stripe_key[i >> 7][i & 127] = mix64(i);
+        for (unsigned w = 0; w < 8; w++) sketch_mask[i][w] = mix32(0x756C7073u ^ (8 * i + w));
     }
 }
 
@@ -499,7 +504,7 @@ static int execute(PyObject *module) {
     fill_tables();
     crc_begin();
     if (PyModule_AddStringConstant(module, "ISA", choose_kernels())) return -1;
-    return PyModule_AddIntConstant(module, "VERSION", 1);
+    return PyModule_AddIntConstant(module, "VERSION", 2);
 }
 static PyMethodDef methods[] = {
     {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, "The 112-byte row, then the sketch."},
@@ -602,8 +607,11 @@ TARGET static void NAME(sketch)(const void *p, uint64_t block, size_t blocks, vo
     Mask lane;
     for (int k = 0; k < F; k++) lane[k] = (TYPE(u))1 << k;
     for (uint64_t b = block; b < block + blocks; b++, x += 256) {
-        for (unsigned w = 0; w < 8; w++) words[w] = sketch_hash(b, w);
-        TYPE(f) *to = (TYPE(f) *)sums + b % 4 * 512 + (b ? sketch_hash(b, 8) & 255 : 0);
+        uint32_t place = b & 255, group = (uint32_t)(b >> 8);
+        uint32_t turn = (53 * (place ^ place >> 4) + (group * 0x9E3779B1u >> 24)) & 255;
+        uint32_t flip = mix32(0x6F706521u ^ (turn + 256 * (group >> 5))) >> (group & 31) & 1;
+        for (unsigned w = 0; w < 8; w++) words[w] = sketch_mask[turn][w] ^ -flip;
+        TYPE(f) *to = (TYPE(f) *)sums + b % 4 * 512 + turn;
         for (int j = 0; j < 256; j += F) {
             Mask minus = (Mask)((lane & (TYPE(u))(words[j >> 5] >> (j & 31))) != 0) << (W - 1);
             *(Load *)(to + j) += (Vector)((Mask) * (const Load *)(x + j) ^ minus);

@@ -36,9 +36,9 @@ typedef struct Lane {
     PyObject_HEAD
     PyObject *capturing, *stream_of, *device, *unknown;
     Kernel *combine;
-    unsigned long long stream, used, count, combined, told, parts, segments, places, residues, tables[4], numbers, about, rows,
-        others, weights, most_rows, most_parts;
-    int index, quarters, waiting;
+    unsigned long long stream, used, count, combined, told, parts, segments, places, residues, numbers, about, rows,
+        others, masks, weights, most_rows, most_parts;
+    int index, pieces, waiting;
     char bound, checked;
     Queued queue[SEVERAL];
 } Lane;
@@ -109,15 +109,14 @@ static int launch_alike(Lane *l, int first) {
     const Recipe *r = q->recipe;
     const Kernel *kernel = q->kernel;
     uint64_t *others = (uint64_t *)(uintptr_t)l->others + WORDS_OF_ONE * l->told, programs = 0;
-    uint64_t numbers[MOST_ARGUMENTS] = {q->pointer, l->parts, q->part, l->segments, q->row, l->tables[0], l->tables[1]};
-    int count = 7, several = 0, wide = kernel == r->wide, scalars = wide ? r->wide_count : r->scalar_count;
+    uint64_t numbers[MOST_ARGUMENTS] = {q->pointer, l->parts, q->part, l->segments, q->row, l->masks};
+    int count = 6, several = 0, wide = kernel == r->wide, scalars = wide ? r->wide_count : r->scalar_count;
     for (int i = first; i < l->waiting; i++) {
         if (l->queue[i].kernel != kernel) continue;
         uint64_t *to = others + WORDS_OF_ONE * several++;
         to[0] = programs += describe(l->queue + i, to);
         if (i > first) l->queue[i].kernel = NULL;
     }
-    if (wide) numbers[count++] = l->tables[2], numbers[count++] = l->tables[3];
     memcpy(numbers + count, wide ? r->wide_scalars : r->scalars, sizeof *numbers * (size_t)scalars), count += scalars;
     memcpy(numbers + count, r->checks, sizeof r->checks), count += CHECKS;
     uint64_t rest[] = {(uint64_t)(uintptr_t)others, (uint64_t)several, l->places, l->residues, l->weights};
@@ -147,7 +146,7 @@ static int launch_queue(Lane *l) {
 static int combine(Lane *lane) {
     if (launch_queue(lane)) return -1;
     uint64_t numbers[MOST_ARGUMENTS] = {lane->parts, lane->segments, lane->rows, lane->combined};
-    if (lane->used && launch(lane->combine, (unsigned)lane->quarters *
+    if (lane->used && launch(lane->combine, (unsigned)lane->pieces *
         (unsigned)(lane->count - lane->combined), lane->stream, numbers, 4)) return -1;
     lane->combined = lane->count, lane->used = 0;
     return 0;
@@ -232,8 +231,8 @@ PyType_Spec recipe_spec = {"ulpscope._taps.Recipe", sizeof(Recipe), 0, Py_TPFLAG
 static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
     PyObject *capturing, *stream_of, *device, *unknown, *kernel;
     int checked;
-    if (!PyArg_ParseTuple(args, "OOOSpKKOiK", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows,
-        &l->most_parts, &kernel, &l->quarters, &l->weights)) return -1;
+    if (!PyArg_ParseTuple(args, "OOOSpKKOiKK", &capturing, &stream_of, &device, &unknown, &checked, &l->most_rows,
+        &l->most_parts, &kernel, &l->pieces, &l->masks, &l->weights)) return -1;
     if (PyBytes_Size(unknown) != MEASURE_BYTES) return PyErr_SetString(PyExc_ValueError, "not a row"), -1;
     l->capturing = Py_NewRef(capturing), l->stream_of = Py_NewRef(stream_of), l->device = Py_NewRef(device),
         l->unknown = Py_NewRef(unknown);
@@ -243,9 +242,8 @@ static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
     return PyErr_Occurred() ? -1 : 0;
 }
 static PyObject *lane_bind(Lane *l, PyObject *args) {
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKKKK", &l->stream, &l->used, &l->count, &l->combined, &l->told, &l->parts,
-        &l->segments, &l->places, &l->residues, l->tables, l->tables + 1, l->tables + 2, l->tables + 3, &l->rows, &l->numbers,
-        &l->about, &l->others)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKK", &l->stream, &l->used, &l->count, &l->combined, &l->told, &l->parts,
+        &l->segments, &l->places, &l->residues, &l->rows, &l->numbers, &l->about, &l->others)) return NULL;
     l->bound = 1;
     Py_RETURN_NONE;
 }

@@ -8,12 +8,13 @@ import ctypes
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
@@ -21,7 +22,7 @@ Buffer = bytes | bytearray | memoryview | NDArray[Any]
 _STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
 _BUCKETS = 256
 _CHUNK = 64 * _BUCKETS
-_SKETCH_SEED = np.uint64(0x756C7073636F7065)
+_MASK_SEED, _FLIP_SEED = np.uint32(0x756C7073), np.uint32(0x6F706521)
 _STRIPE = 1024
 _STRIPE_STEP = (0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
 _RAW: dict[int, np.dtype[Any]] = {
@@ -127,18 +128,40 @@ def _mix(z: Array) -> Array:
     return mixed
 
 
+def _mix_short(h: Array) -> Array:
+    """The mixing function of murmur3, on uint32."""
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    mixed: Array = h ^ (h >> np.uint32(16))
+    return mixed
+
+
+@cache
+def sketch_masks() -> NDArray[np.uint32]:
+    """The signs of each turn: eight words of 32 elements."""
+    return _mix_short(_MASK_SEED ^ np.arange(8 * _BUCKETS, dtype=np.uint32)).reshape(_BUCKETS, 8)
+
+
+def sketch_turns(first_block: int, count: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Of each block its turn, and 1 where all its signs are flipped."""
+    block = np.arange(first_block, first_block + count, dtype=np.uint64)
+    group, place = (block >> np.uint64(8)).astype(np.uint32), (block & np.uint64(255)).astype(np.uint32)
+    turn = place ^ (place >> np.uint32(4))
+    turn = (np.uint32(53) * turn + (group * np.uint32(0x9E3779B1) >> np.uint32(24))) & np.uint32(255)
+    words = _mix_short(_FLIP_SEED ^ (turn + np.uint32(256) * (group >> np.uint32(5))))
+    return turn, words >> (group & np.uint32(31)) & np.uint32(1)
+
+
 def _sketch_of(values: Array, first_block: int) -> Array:
     """What these values (finite float64) add to the 256 buckets, the first being element 256 * first_block."""
     blocks = -(-values.size // _BUCKETS)
     padded = np.zeros(blocks * _BUCKETS)
     padded[: values.size] = values
-    numbers = np.arange(first_block, first_block + blocks, dtype=np.uint64)
-    counters: Array = numbers[:, None] * np.uint64(16) + np.arange(9, dtype=np.uint64)
-    words = _mix(counters ^ _SKETCH_SEED) >> np.uint64(32)
-    minus = np.unpackbits(words[:, :8].astype("<u4").view(np.uint8), axis=1, bitorder="little")
-    rotation = np.where(numbers == 0, 0, words[:, 8] & np.uint64(255)).astype(np.int64)
+    turn, flip = sketch_turns(first_block, blocks)
+    words = (sketch_masks()[turn] ^ (np.uint32(0) - flip)[:, None]).astype("<u4")
+    minus = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
     signed = padded.reshape(blocks, _BUCKETS) * (1.0 - 2.0 * minus)
-    source = (np.arange(_BUCKETS) - rotation[:, None]) & 255
+    source = (np.arange(_BUCKETS) - turn.astype(np.int64)[:, None]) & 255
     summed: Array = np.take_along_axis(signed, source, axis=1).sum(axis=0)
     return summed
 

@@ -152,15 +152,18 @@ def test_every_layout_at_every_place(way: str, dtype: torch.dtype, shift: int, f
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("size", [(1 << 20) + 1, 3_000_000, (1 << 23) + 77])
+@pytest.mark.parametrize(
+    "size", [1 << 16, (1 << 16) + 300, (1 << 20) + 1, 3_000_000, 5 * (1 << 20) + 256 * 300 + 9, (1 << 23) + 77]
+)
 def test_large_tensors_with_zeros_and_what_is_hardly_one(way: str, dtype: torch.dtype, size: int) -> None:
     value = numbers(size, dtype)
     value[::13] = 0
     value[5::91] = -0.0
     value[7::89] = torch.finfo(dtype).smallest_normal / 4
     check(way, [value, value.abs() + 1, torch.zeros_like(value)])
-    value[size // 2] = float("inf")
-    check(way, [value])
+    for place in (size // 2, size - 300, 7_000):
+        value[place] = float("inf")
+        check(way, [value])
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e18, 1e25, 1e35])
@@ -246,6 +249,18 @@ def test_equal_bits_give_equal_sketches(way: str) -> None:
     assert sink.rows[0]["sum"] == sink.rows[1]["sum"]
     assert sink.rows[0]["norm"] == sink.rows[1]["norm"]
     assert np.array_equal(sink.sketches[0], sink.sketches[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_no_memory_grows_with_the_tensors() -> None:
+    gauge = CudaGauge(Rows(), torch.device("cuda", 0), native.STATS | native.SKETCH)  # type: ignore[arg-type]
+    small, large = (torch.ones(1 << bits, dtype=torch.bfloat16, device="cuda") for bits in (21, 29))
+    taken = []
+    for value in (small, large):
+        gauge.measure(value, value.data_ptr(), gauge.plan(value, DTYPES["bfloat16"]))
+        gauge.finish()
+        taken.append(torch.cuda.memory_allocated())
+    assert taken[1] == taken[0]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

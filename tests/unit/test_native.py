@@ -119,23 +119,25 @@ def parts_of(tensor: torch.Tensor) -> np.ndarray:
     return (flat.to(torch.float32) if flat.dtype in FLOAT8 else flat).to(torch.float64).numpy()
 
 
-def splitmix(z: int) -> int:
-    mask = (1 << 64) - 1
-    z = z + 0x9E3779B97F4A7C15 & mask
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
-    return z ^ z >> 31
+def murmur(h: int) -> int:
+    mask = (1 << 32) - 1
+    h = (h ^ h >> 16) * 0x85EBCA6B & mask
+    h = (h ^ h >> 13) * 0xC2B2AE35 & mask
+    return h ^ h >> 16
 
 
 def naive_sketch(parts: np.ndarray) -> np.ndarray:
     buckets = np.zeros(256)
     values = np.where(np.isfinite(parts), parts, 0.0)
     for b in range(-(-len(values) // 256)):
-        words = [splitmix((b * 16 + w) ^ 0x756C7073636F7065) >> 32 for w in range(9)]
+        place, group = b & 255, b >> 8
+        turn = (53 * (place ^ place >> 4) + ((group * 0x9E3779B1 & 0xFFFFFFFF) >> 24)) & 255
+        words = [murmur(0x756C7073 ^ (8 * turn + w)) for w in range(8)]
+        flip = murmur(0x6F706521 ^ (turn + 256 * (group >> 5))) >> (group & 31) & 1
         block = values[b * 256 : b * 256 + 256]
         j = np.arange(len(block))
-        signs = np.array([-1.0 if words[k >> 5] >> (k & 31) & 1 else 1.0 for k in range(len(block))])
-        np.add.at(buckets, (j + (words[8] if b else 0)) & 255, signs * block)
+        signs = np.array([-1.0 if words[k >> 5] >> (k & 31) & 1 ^ flip else 1.0 for k in range(len(block))])
+        np.add.at(buckets, (j + turn) & 255, signs * block)
     return buckets[: min(len(values), 256)]
 
 
@@ -362,7 +364,19 @@ def test_a_sketch_tells_the_relative_difference_within_a_quarter(module, dtype):
     generator = torch.Generator().manual_seed(3)
     reference = torch.randn(64, 4096, generator=generator, dtype=torch.float32).to(dtype)
     noisy = (reference + 0.05 * torch.randn(64, 4096, generator=generator)).to(dtype)
-    for target in (noisy, reference.roll(128, dims=1)):
+    rows, columns = torch.arange(64)[:, None], torch.arange(4096)[None]
+    shapes = {
+        "everywhere": torch.ones(64, 4096),
+        "a column": columns == 1234,
+        "a row": rows == 17,
+        "a diagonal": rows == columns - 300,
+        "a head": (columns >= 1024) & (columns < 1088),
+        "rows alike": torch.randn(1, 4096, generator=generator),
+        "columns alike": torch.randn(64, 1, generator=generator),
+        "every eighth": columns % 8 == 3,
+    }
+    moved = (reference + 0.05 * shape.to(torch.float32) for shape in shapes.values())
+    for target in (noisy, reference.roll(128, dims=1), *(values.to(dtype) for values in moved)):
         wide = torch.complex128 if dtype.is_complex else torch.float64
         true = float((target.to(wide) - reference.to(wide)).norm() / reference.to(wide).norm())
         assert estimate(module, reference, target) == pytest.approx(true, rel=0.25)

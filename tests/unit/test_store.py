@@ -161,7 +161,7 @@ def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     folder = built(tmp_path).close()
     content = json.loads((folder / layout.MANIFEST).read_text())
     (folder / layout.MANIFEST).write_text(json.dumps({**content, "format": 99}))
-    with pytest.raises(DumpError, match="has format 99, this ulpscope reads up to 1; upgrade"):
+    with pytest.raises(DumpError, match="has format 99, this ulpscope reads up to 2; upgrade"):
         open_dump(folder)
 
 

@@ -167,6 +167,8 @@ class _Pairs:
     def _sketched(self, left: Value, right: Value) -> float | None:
         if left.checksum is not None and left.checksum == right.checksum:
             return None
+        if self._reference.manifest.format != self._target.manifest.format:
+            return None  # two kinds of sketches
         ours, theirs = self._reference.sketch(left), self._target.sketch(right)
         return None if ours is None or theirs is None else sketch_relative_l2(ours, theirs)
 

@@ -26,7 +26,8 @@ TABLES = (STRINGS, MEASURES, SKETCHES, VALUES, CALLS)
 PAYLOAD = "payload.bin"
 JOURNAL = "journal.ring"
 PAYLOAD_JOURNAL = "payload.ring"
-FORMAT_VERSION = 1
+# 2: sketches as `native.py` has them now; those of the two cannot be compared.
+FORMAT_VERSION = 2
 MSPROBE = ("dump.json", "debug.json")
 MSPROBE_TENSORS = "dump_tensor_data"
 LINES = ".pkl"

@@ -19,6 +19,7 @@ from ulpscope.compare.runs import InProcess, Processes, Unit, pair_runs
 from ulpscope.errors import ConfigError, DumpError
 from ulpscope.naming import call_of_value, call_text, value_text
 from ulpscope.store.formats.msprobe_writer import write_msprobe
+from ulpscope.store.layout import MANIFEST
 from ulpscope.store.mapped import forget
 from ulpscope.store.reader import open_dump
 
@@ -53,6 +54,17 @@ def test_without_elements_the_sketch_sees_moved_values(tmp_path: Path) -> None:
     assert found.evidence is Evidence.SKETCH
     true = np.linalg.norm(np.roll(Y, 128) - Y) / np.linalg.norm(Y)
     assert found.error == pytest.approx(float(true), rel=0.25)
+
+
+def test_sketches_of_two_formats_are_not_compared(tmp_path: Path) -> None:
+    reference, target = (
+        run(tmp_path / side, {("output", 0): Y * np.float32(size)}) for side, size in (("r", 1), ("t", 2))
+    )
+    path = next(Path(reference).rglob(MANIFEST))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 1}))
+    assert open_dump(path.parent).sketch(next(iter(open_dump(path.parent).calls())).values[0]) is not None
+    found = rows(reference, target, elements=False)["output.0"]
+    assert (found.evidence, found.error) == (Evidence.STATISTICS, pytest.approx(1.0))
 
 
 def test_an_equal_checksum_proves_identity_without_elements(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ import triton
 import triton.language as tl
 
 from ulpscope.frameworks.torch.cuda_crc_kernels import LANES, combine_residues, residue
-from ulpscope.frameworks.torch.cuda_kernels import QUARTERS, ROWS, combine
+from ulpscope.frameworks.torch.cuda_kernels import PIECES, ROWS, combine
 from ulpscope.frameworks.torch.cuda_launched_kernels import measure, measure_wide
 
 __all__ = [
     "LANES",
     "LAUNCHES_DIRECTLY",
-    "QUARTERS",
+    "PIECES",
     "ROWS",
     "combine",
     "combine_residues",

@@ -34,9 +34,8 @@ _ROWS = 512
 _PARTS = 16 << 10
 _BATCHES = 4
 _SMALLEST_SPAN = 32
-# From so many elements on programs take blocks of one turn, in so many shares; in twice as many from the second number.
-_WIDE, _LARGE = 1 << 20, 1 << 23
-_SHARES = 2
+# From so many elements on programs take blocks of one turn: of each turn one program for so many elements, up to a limit.
+_WIDE, _SHARE, _MOST_SHARES = 1 << 16, 1 << 21, 4
 _MOST_PROGRAMS = 512
 _DIMENSIONS, _CONTIGUOUS = 4, (1, 1, 1, 0, 0, 0, 1)
 _NO_CHECKS = (0, 0, 0, 0)
@@ -45,8 +44,9 @@ _SMALLEST_RESIDUE_SPAN, _RESIDUE_STEP = 16 << 10, 2 << 10
 # A strided place is computed in 32 bits.
 _STRIDED_LIMIT = 1 << 31
 _PACKED, _HOPPER = {"bfloat16": 1, "float16": 2}, (9, 0)
-# Of a thread that reads a large tensor: with more, fewer programs run at a time, and memory is waited for.
-_REGISTERS = 64
+# Of a thread that reads a large tensor: with more than 64, fewer programs run at a time, and memory is waited for. For pairs of
+# 16-bit floats the compiler takes less than the larger limit, and puts loads further from their use.
+_REGISTERS, _REGISTERS_OF_PAIRS = 64, 72
 _no_dispatch = torch._C._DisableTorchDispatch
 
 
@@ -68,7 +68,7 @@ class Plan:
     """How tensors of one type and layout are measured."""
 
     __slots__ = (
-        "about", "aligned", "checks", "contiguous", "counts", "direct", "form", "item", "kind", "launch", "nbytes", "programs", "room", "scalars",
+        "about", "aligned", "checks", "contiguous", "direct", "form", "item", "kind", "launch", "nbytes", "programs", "room", "scalars",
         "wide", "wide_programs", "wide_scalars",
     )  # fmt: skip
 
@@ -90,11 +90,10 @@ class Plan:
     launch: Launch | None
     programs: int
     scalars: tuple[int, ...]
-    # For large ordinary tensors at aligned places. The scalars are the blocks of each turn, number of elements, shares.
+    # For large ordinary tensors at aligned places. The scalars are the number of elements and the shares of a turn.
     wide: Launch | None
     wide_programs: int
     wide_scalars: tuple[int, ...]
-    counts: Tensor
     # For the CRC: programs, bytes, words, words of a span.
     checks: tuple[int, int, int, int]
 
@@ -145,8 +144,9 @@ class CudaGauge:
         self._packed = _PACKED if self._on_cuda and torch.cuda.get_device_capability(device) >= _HOPPER else {}
         if self._kernels is not None and self._on_cuda:
             self._try_kernels()
-        self._tables = SketchTables(device)
-        self._table_addresses = self._list_addresses = (0, 0)
+        self._pieces = self._kernels.PIECES[0 if self._sketched else 1] if self._kernels is not None else 0
+        with torch.no_grad(), _no_dispatch():
+            self._tables = SketchTables(device)
         self._weights = self._doublings = torch.empty(0, dtype=torch.int32)
         self._check_constants = (0, 0)
         if flags & native.CRC and self._kernels is not None:
@@ -161,13 +161,12 @@ class CudaGauge:
         self.lane: Any = None
         if taps.C is not None and self._on_cuda and self._simple:
             ask = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream, self._index
-            combine, quarters = None, 0
+            combine = None
             if self._kernels is not None:
                 combine = self._launch(self._kernels.combine, (self._sketched,)).for_c
-                quarters = self._kernels.QUARTERS
-            weights = self._weights.data_ptr()
+            tables = self._tables.masks.data_ptr(), self._weights.data_ptr()
             self.lane = taps.C.Lane(
-                *ask, sink.unknown_measure, self._checked, _ROWS, _PARTS, combine, quarters, weights
+                *ask, sink.unknown_measure, self._checked, _ROWS, _PARTS, combine, self._pieces, *tables
             )
 
     def recipe(self, plan: Plan) -> Any:
@@ -223,8 +222,6 @@ class CudaGauge:
         plan.aligned = checked and not plan.item
         if by_kernels:
             self._plan_kernels(plan, dtype, numel, blocks)
-        elif self._sketched:
-            self._reach(blocks)
         return plan
 
     def _plan_kernels(self, plan: Plan, dtype: DType, numel: int, blocks: int) -> None:
@@ -236,31 +233,18 @@ class CudaGauge:
         constants = (name, plan.kind, self._sketched, plan.item > 0, self._kernels.ROWS, *further, plan.item)
         plan.launch = self._launch(self._kernels.measure, constants)
         plan.direct = not plan.contiguous and (not self._checked or plan.item > 0 or plan.nbytes % 4 == 0)
-        is_wide = plan.kind == FLOAT and not plan.item and numel >= _WIDE
-        if self._sketched or is_wide:
-            self._reach(blocks)
-        if is_wide:
-            split = _SHARES if numel < _LARGE else 2 * _SHARES
-            plan.counts = self._tables.counts(numel // BUCKETS)
+        if plan.kind == FLOAT and not plan.item and numel >= _WIDE:
+            split = min(_MOST_SHARES, max(1, numel // _SHARE))
             packed = self._packed.get(dtype.name, 0)
-            few = packed or dtype.name == "float32"
+            registers = _REGISTERS_OF_PAIRS if packed and not self._checked else _REGISTERS
             plan.wide = self._launch(
                 self._kernels.measure_wide,
                 (name, self._sketched, 16 // dtype.itemsize, packed, *further),
-                registers=_REGISTERS if few else None,
+                registers=registers if packed or dtype.name == "float32" else None,
             )
             plan.wide_programs = BUCKETS * split + (numel % BUCKETS > 0)
-            plan.wide_scalars = (plan.counts.data_ptr(), numel, split)
+            plan.wide_scalars = (numel, split)
             plan.room = max(plan.programs, plan.wide_programs)
-
-    def _reach(self, blocks: int) -> None:
-        """Makes the tables long enough."""
-        if blocks > self._tables.blocks:
-            self._unbind()
-            self._tables.reach(blocks)
-            tables = self._tables
-            self._table_addresses = tables.signs.data_ptr(), tables.turns.data_ptr()
-            self._list_addresses = tables.order.data_ptr(), tables.starts.data_ptr()
 
     def _launch(self, kernel: Any, constants: tuple[Any, ...] = (), *, registers: int | None = None) -> Launch:
         key = (kernel.__name__, *map(str, constants))
@@ -296,7 +280,7 @@ class CudaGauge:
         batch.used += plan.room
         batch.count += 1
         if self.lane is not None:
-            places = (*batch.addresses, *batch.residue_addresses, *self._table_addresses, *self._list_addresses)
+            places = (*batch.addresses, *batch.residue_addresses)
             state = (batch.used, batch.count, batch.combined, batch.told)
             self.lane.bind(stream, *state, *places, batch.rows.data_ptr(), *batch.letter.addresses)
         return number
@@ -341,11 +325,12 @@ class CudaGauge:
     # --- launches -----------------------------------------------------------------------------------------------
 
     def _launch_measure(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
-        place = (pointer, *batch.addresses[:1], batch.used, *batch.addresses[1:], batch.count, *self._table_addresses)
+        masks = self._tables.masks.data_ptr()
+        place = (pointer, *batch.addresses[:1], batch.used, *batch.addresses[1:], batch.count, masks)
         programs, *sizes = plan.checks if self._checked else _NO_CHECKS
         behind = (programs, *sizes, 0, 1, *batch.residue_addresses, self._weights.data_ptr())
         if plan.wide is not None and pointer % 16 == 0:
-            plan.wide(plan.wide_programs + programs, stream, *place, *self._list_addresses, *plan.wide_scalars, *behind)
+            plan.wide(plan.wide_programs + programs, stream, *place, *plan.wide_scalars, *behind)
         elif plan.launch is not None:
             plan.launch(plan.programs + programs, stream, *place, *plan.scalars, *behind)
 
@@ -403,9 +388,7 @@ class CudaGauge:
         if batch.used:
             rows = batch.rows.data_ptr()
             combine = self._launch(self._kernels.combine, (self._sketched,))
-            combine(
-                self._kernels.QUARTERS * (batch.count - batch.combined), stream, *batch.addresses, rows, batch.combined
-            )
+            combine(self._pieces * (batch.count - batch.combined), stream, *batch.addresses, rows, batch.combined)
         batch.combined, batch.used = batch.count, 0
 
     def _send(self, stream: int) -> None:

@@ -5,7 +5,7 @@ words and 256 sums of the sketch. `combine` adds the parts of each row in a fixe
 equal numbers. How many programs there are depends on the tensor alone, not on the device.
 
 An element goes to bucket (j + turn) & 255, so each lane belongs to a bucket and reads the element that falls into it:
-turning costs an index, not an exchange between lanes. Signs and turns come from a table (`cuda_tables.py`).
+turning costs an index, not an exchange between lanes. Turns are computed, signs come from a table (`cuda_tables.py`).
 
 A launch measures one tensor, of which its arguments tell, or several, told by rows of 64-bit words in pinned memory: the
 last program of the tensor and of all before it, plus one; its address, first part and row; then as the arguments are from the number
@@ -20,8 +20,8 @@ import triton.language as tl
 
 # Blocks that a program reads at a time: enough loads under way, few enough registers.
 ROWS = 16
-# Programs that make one row.
-QUARTERS = 4
+# Programs that make one row, with a sketch and without.
+PIECES = (17, 1)
 
 
 @triton.jit
@@ -37,11 +37,44 @@ def find(program, others, count):
 
 
 @triton.jit
-def _place(row, turns, SKETCHED: tl.constexpr):
+def mixed(h):
+    """The mixing function of the sketch (`ulpscope/native.py`)."""
+    h = (h ^ (h >> 16)) * 0x85EBCA6B
+    h = (h ^ (h >> 13)) * 0xC2B2AE35
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def group_turn(group):
+    """What the turns of a group of blocks begin with."""
+    return (group.to(tl.uint32) * 0x9E3779B1) >> 24
+
+
+@triton.jit
+def flips(group, turn):
+    """A word with the flip of a block in bit `group & 31`."""
+    return mixed((turn + (group.to(tl.uint32) >> 5) * 256) ^ 0x6F706521)
+
+
+@triton.jit
+def _turn(row, group):
+    place = row.to(tl.uint32) & 255
+    return ((place ^ (place >> 4)) * 53 + group_turn(group)) & 255
+
+
+@triton.jit
+def block_of(group, turn):
+    """The block of a group that has a turn: 29 is the inverse of 53."""
+    place = ((turn - group_turn(group)) * 29) & 255
+    return (group.to(tl.uint32) * 256 + (place ^ (place >> 4))).to(tl.int32)
+
+
+@triton.jit
+def _place(turn, SKETCHED: tl.constexpr):
     """Which element of its block each lane reads."""
     bucket = tl.arange(0, 256)
     if SKETCHED:
-        return (bucket - tl.load(turns + row)) & 255
+        return (bucket - turn.to(tl.int32)) & 255
     return bucket
 
 
@@ -61,9 +94,10 @@ def _offset(place, n1, n2, n3, s0, s1, s2, s3, STRIDED: tl.constexpr):
 
 
 @triton.jit
-def _minus(row, at, signs):
+def _minus(group, turn, at, masks):
     """1 in the lowest bit where the sketch takes an element negated."""
-    return tl.load(signs + row * 8 + (at >> 5)) >> (at & 31)
+    flip = flips(group, turn) >> (group.to(tl.uint32) & 31)
+    return (tl.load(masks + turn.to(tl.int32) * 8 + (at >> 5)) >> (at & 31)) ^ flip.to(tl.int32)
 
 
 @triton.jit
@@ -75,16 +109,18 @@ def _key(value):
 
 @triton.jit
 def _quick_rows(
-    start, stop, pointer, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3, high, low, total, square, zero, sketch,
+    start, stop, pointer, numel, masks, n1, n2, n3, s0, s1, s2, s3, high, low, total, square, zero, sketch,
     SKETCHED: tl.constexpr, STRIDED: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Adds a few blocks: float32 within them, float64 from one such group to the next."""
     few = tl.zeros([256], tl.float32)
     few_squares = tl.zeros([256], tl.float32)
     few_signed = tl.zeros([256], tl.float32)
+    group = start >> 8  # of all of them: their number divides 256, and `start`
     for step in tl.static_range(ROWS):
         row = start + step
-        at = _place(row, turns, SKETCHED)
+        turn = _turn(row, group)
+        at = _place(turn, SKETCHED)
         if STRIDED:
             place = row.to(tl.int64) * 256 + at
             source = pointer + _offset(place, n1, n2, n3, s0, s1, s2, s3, STRIDED)
@@ -104,7 +140,7 @@ def _quick_rows(
         few += x
         few_squares += x * x
         if SKETCHED:
-            bits = x.to(tl.int32, bitcast=True) ^ (_minus(row, at, signs) << 31)
+            bits = x.to(tl.int32, bitcast=True) ^ (_minus(group, turn, at, masks) << 31)
             few_signed += bits.to(tl.float32, bitcast=True)
     total += few.to(tl.float64)
     square += few_squares.to(tl.float64)
@@ -114,7 +150,7 @@ def _quick_rows(
 
 @triton.jit
 def _quick(
-    pointer, first, stop, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3,
+    pointer, first, stop, numel, masks, n1, n2, n3, s0, s1, s2, s3,
     SKETCHED: tl.constexpr, STRIDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Numbers of a span if all is finite and in the range of float32; what comes out tells whether that was so."""
@@ -128,12 +164,12 @@ def _quick(
     whole = first + (whole - first) // ROWS * ROWS
     for start in range(first, whole, ROWS):
         high, low, total, square, zero, sketch = _quick_rows(
-            start, stop, pointer, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3,
+            start, stop, pointer, numel, masks, n1, n2, n3, s0, s1, s2, s3,
             high, low, total, square, zero, sketch, SKETCHED, STRIDED, False, ROWS,
         )  # fmt: skip
     for start in range(whole, stop, 4):
         high, low, total, square, zero, sketch = _quick_rows(
-            start, stop, pointer, numel, signs, turns, n1, n2, n3, s0, s1, s2, s3,
+            start, stop, pointer, numel, masks, n1, n2, n3, s0, s1, s2, s3,
             high, low, total, square, zero, sketch, SKETCHED, STRIDED, True, 4,
         )  # fmt: skip
     return high, low, total, square, zero, sketch
@@ -141,11 +177,11 @@ def _quick(
 
 @triton.jit
 def _careful(
-    head, sums, pointer, first, stop, numel, signs, turns, order, n1, n2, n3, s0, s1, s2, s3,
-    KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, LISTED: tl.constexpr,
+    head, sums, pointer, first, stop, numel, masks, wanted, share, split, n1, n2, n3, s0, s1, s2, s3,
+    KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The part of a span of any type: float64 throughout, what is not finite counted and left out. With `LISTED`, of the
-    blocks that `order` names."""
+    """The part of a span of any type: float64 throughout, what is not finite counted and left out. With `TILE`, of the
+    blocks with the turn `wanted` in a share of the groups (`cuda_wide_kernels.py`)."""
     high = tl.full([256], -0x8000000000000000, tl.int64)
     low = tl.full([256], 0x7FFFFFFFFFFFFFFF, tl.int64)
     total = tl.zeros([256], tl.float64)
@@ -158,8 +194,9 @@ def _careful(
     below = tl.zeros([256], tl.int32)
     zero = tl.zeros([256], tl.int32)
     for number in range(first, stop):
-        row = tl.load(order + number) if LISTED else number
-        at = _place(row, turns, SKETCHED)
+        row = block_of((number // TILE * split + share) * TILE + number % TILE, wanted) if TILE else number
+        turn = _turn(row, row >> 8)
+        at = _place(turn, SKETCHED)
         place = row.to(tl.int64) * 256 + at
         inside = place < numel
         x = tl.load(pointer + _offset(place, n1, n2, n3, s0, s1, s2, s3, STRIDED), mask=inside, other=0)
@@ -193,7 +230,7 @@ def _careful(
             shrunk += small * small
             grown += large * large
         if SKETCHED:
-            minus = (_minus(row, at, signs) & 1) != 0
+            minus = (_minus(row >> 8, turn, at, masks) & 1) != 0
             sketch += tl.where(minus, -wide, wide)
     tl.store(head, tl.max(high, 0))
     tl.store(head + 1, tl.min(low, 0))
@@ -212,7 +249,7 @@ def _careful(
 
 @triton.jit
 def measure_part(
-    program, programs, address, parts, part, segments, row, signs, turns, numel, span, n1, n2, n3, s0, s1, s2, s3,
+    program, programs, address, parts, part, segments, row, masks, numel, span, n1, n2, n3, s0, s1, s2, s3,
     DTYPE: tl.constexpr, KIND: tl.constexpr, SKETCHED: tl.constexpr, STRIDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One part of one tensor: the blocks `span` by `span`."""
@@ -220,8 +257,7 @@ def measure_part(
     first = program * span
     stop = tl.minimum(first + span, blocks)
     pointer = address.to(tl.pointer_type(DTYPE))
-    sign_table = signs.to(tl.pointer_type(tl.int32))
-    turn_table = turns.to(tl.pointer_type(tl.int32))
+    mask_table = masks.to(tl.pointer_type(tl.int32))
     head = parts.to(tl.pointer_type(tl.int64)) + (part + program) * 140
     sums = (head + 12).to(tl.pointer_type(tl.float32)) + tl.arange(0, 256)
     if program == 0:
@@ -230,7 +266,7 @@ def measure_part(
         tl.store(segment + 1, programs.to(tl.int64))
     if KIND == 0:
         high, low, total, square, zero, sketch = _quick(
-            pointer, first, stop, numel, sign_table, turn_table, n1, n2, n3, s0, s1, s2, s3, SKETCHED, STRIDED, ROWS
+            pointer, first, stop, numel, mask_table, n1, n2, n3, s0, s1, s2, s3, SKETCHED, STRIDED, ROWS
         )
         largest = tl.max(high, 0)
         smallest = tl.min(low, 0)
@@ -256,30 +292,30 @@ def measure_part(
                 tl.store(sums, sketch.to(tl.float32))
         else:
             _careful(
-                head, sums, pointer, first, stop, numel, sign_table, turn_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
-                KIND, SKETCHED, STRIDED, False,
+                head, sums, pointer, first, stop, numel, mask_table, 0, 0, 0, n1, n2, n3, s0, s1, s2, s3,
+                KIND, SKETCHED, STRIDED, 0,
             )  # fmt: skip
     else:
         _careful(
-            head, sums, pointer, first, stop, numel, sign_table, turn_table, turn_table, n1, n2, n3, s0, s1, s2, s3,
-            KIND, SKETCHED, STRIDED, False,
+            head, sums, pointer, first, stop, numel, mask_table, 0, 0, 0, n1, n2, n3, s0, s1, s2, s3,
+            KIND, SKETCHED, STRIDED, 0,
         )  # fmt: skip
 
 
 @triton.jit
 def _combine_heads(source, target, count):
-    lane = tl.arange(0, 128)
-    high = tl.full([128], -0x8000000000000000, tl.int64)
-    low = tl.full([128], 0x7FFFFFFFFFFFFFFF, tl.int64)
-    total = tl.zeros([128], tl.float64)
-    square = tl.zeros([128], tl.float64)
-    nan = tl.zeros([128], tl.int64)
-    above = tl.zeros([128], tl.int64)
-    below = tl.zeros([128], tl.int64)
-    zero = tl.zeros([128], tl.int64)
-    shrunk = tl.zeros([128], tl.float64)
-    grown = tl.zeros([128], tl.float64)
-    for start in range(0, count, 128):
+    lane = tl.arange(0, 256)
+    high = tl.full([256], -0x8000000000000000, tl.int64)
+    low = tl.full([256], 0x7FFFFFFFFFFFFFFF, tl.int64)
+    total = tl.zeros([256], tl.float64)
+    square = tl.zeros([256], tl.float64)
+    nan = tl.zeros([256], tl.int64)
+    above = tl.zeros([256], tl.int64)
+    below = tl.zeros([256], tl.int64)
+    zero = tl.zeros([256], tl.int64)
+    shrunk = tl.zeros([256], tl.float64)
+    grown = tl.zeros([256], tl.float64)
+    for start in range(0, count, 256):
         inside = start + lane < count
         head = source + (start + lane) * 140
         numbers = head.to(tl.pointer_type(tl.float64))
@@ -308,9 +344,10 @@ def _combine_heads(source, target, count):
 
 @triton.jit(do_not_specialize=["parts", "segments", "rows", "first_row"])
 def combine(parts: tl.int64, segments: tl.int64, rows: tl.int64, first_row: tl.int64, SKETCHED: tl.constexpr):
-    """A quarter of one row from its parts, in their order; the first quarter has the head too."""
-    row = first_row + tl.program_id(0) // 4
-    quarter = tl.program_id(0) % 4
+    """One row from its parts, in their order: a program for the head, and where there is a sketch one for each 16 buckets."""
+    PIECES: tl.constexpr = 17 if SKETCHED else 1
+    row = first_row + tl.program_id(0) // PIECES
+    piece = tl.program_id(0) % PIECES
     segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
     first = tl.load(segment)
     count = tl.load(segment + 1).to(tl.int32)
@@ -318,13 +355,14 @@ def combine(parts: tl.int64, segments: tl.int64, rows: tl.int64, first_row: tl.i
         return  # its answer is there already
     source = parts.to(tl.pointer_type(tl.int64)) + first * 140
     target = rows.to(tl.pointer_type(tl.int64)) + row * 140
-    if quarter == 0:
+    if piece == 0:
         _combine_heads(source, target, count)
+        return
     if SKETCHED:
-        bucket = 64 * quarter + tl.arange(0, 64)
-        sums = tl.zeros([64], tl.float64)
-        for start in range(0, count, 64):
-            part = start + tl.arange(0, 64)[:, None]
+        bucket = 16 * (piece - 1) + tl.arange(0, 16)
+        sums = tl.zeros([256, 16], tl.float64)
+        for start in range(0, count, 256):
+            part = start + tl.arange(0, 256)[:, None]
             place = (source + 12).to(tl.pointer_type(tl.float32)) + part * 280 + bucket[None, :]
-            sums += tl.sum(tl.load(place, mask=part < count, other=0.0).to(tl.float64), 0)
-        tl.store((target + 12).to(tl.pointer_type(tl.float32)) + bucket, sums.to(tl.float32))
+            sums += tl.load(place, mask=part < count, other=0.0).to(tl.float64)
+        tl.store((target + 12).to(tl.pointer_type(tl.float32)) + bucket, tl.sum(sums, 0).to(tl.float32))

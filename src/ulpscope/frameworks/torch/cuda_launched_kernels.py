@@ -9,11 +9,11 @@ from ulpscope.frameworks.torch.cuda_kernels import find, measure_part
 from ulpscope.frameworks.torch.cuda_wide_kernels import wide_part
 
 
-@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "numel", "span",
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "masks", "numel", "span",
                                "n1", "n2", "n3", "s0", "s1", "s2", "s3", "checks", "nbytes", "words", "reach", "others", "count",
                                "places", "residues", "weights"])  # fmt: skip
 def measure(
-    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64, turns: tl.int64,
+    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, masks: tl.int64,
     numel: tl.int64, span: tl.int32, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64, s3: tl.int64,
     checks: tl.int32, nbytes: tl.int64, words: tl.int64, reach: tl.int64,
     others: tl.int64, count: tl.int32, places: tl.int64, residues: tl.int64, weights: tl.int64,
@@ -55,17 +55,16 @@ def measure(
         program -= checks
         programs -= checks
     measure_part(
-        program, programs, address, parts, part, segments, row, signs, turns, numel, span, n1, n2, n3, s0, s1, s2, s3,
+        program, programs, address, parts, part, segments, row, masks, numel, span, n1, n2, n3, s0, s1, s2, s3,
         DTYPE, KIND, SKETCHED, STRIDED, ROWS,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "signs", "turns", "order", "starts",
-                               "counts", "numel", "split", "checks", "nbytes", "words", "reach", "others", "count", "places",
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "masks", "numel", "split", "checks", "nbytes", "words", "reach", "others", "count", "places",
                                "residues", "weights"])  # fmt: skip
 def measure_wide(
-    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, signs: tl.int64,
-    turns: tl.int64, order: tl.int64, starts: tl.int64, counts: tl.int64, numel: tl.int64, split: tl.int32,
+    address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, masks: tl.int64,
+    numel: tl.int64, split: tl.int32,
     checks: tl.int32, nbytes: tl.int64, words: tl.int64, reach: tl.int64,
     others: tl.int64, count: tl.int32, places: tl.int64, residues: tl.int64, weights: tl.int64,
     DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
@@ -81,14 +80,13 @@ def measure_wide(
         address = tl.load(found + 1)
         part = tl.load(found + 2)
         row = tl.load(found + 3)
-        counts = tl.load(found + 4)
-        numel = tl.load(found + 5)
-        split = tl.load(found + 6).to(tl.int32)
+        numel = tl.load(found + 4)
+        split = tl.load(found + 5).to(tl.int32)
         if CHECKED:
-            checks = tl.load(found + 7).to(tl.int32)
-            nbytes = tl.load(found + 8)
-            words = tl.load(found + 9)
-            reach = tl.load(found + 10)
+            checks = tl.load(found + 6).to(tl.int32)
+            nbytes = tl.load(found + 7)
+            words = tl.load(found + 8)
+            reach = tl.load(found + 9)
     if CHECKED:
         if program < checks:
             residue_part(
@@ -99,6 +97,6 @@ def measure_wide(
         program -= checks
         programs -= checks
     wide_part(
-        program, programs, address, parts, part, segments, row, signs, turns, order, starts, counts, numel, split,
+        program, programs, address, parts, part, segments, row, masks, numel, split,
         DTYPE, SKETCHED, WIDTH, PACKED,
     )  # fmt: skip

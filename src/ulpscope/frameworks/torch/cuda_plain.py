@@ -87,10 +87,9 @@ def _keys(wide: Tensor) -> Tensor:
 
 def _add_to_sketch(totals: Tensor, parts: Tensor, start: int, tables: SketchTables) -> None:
     first, blocks = start // BUCKETS, -(-parts.numel() // BUCKETS)
-    tables.reach(first + blocks)
+    turn, flip = tables.turns(first, blocks)
     padded = torch.nn.functional.pad(parts, (0, blocks * BUCKETS - parts.numel())).view(blocks, BUCKETS)
-    bucket = torch.arange(BUCKETS, device=parts.device)
-    at = (bucket - tables.turns[first : first + blocks, None]) & 255
-    words = tables.signs[first : first + blocks].gather(1, at >> 5)
+    at = (torch.arange(BUCKETS, device=parts.device) - turn[:, None]) & 255
+    minus = ((tables.masks[turn].gather(1, at >> 5) >> (at & 31)) & 1) ^ flip[:, None]
     turned = padded.gather(1, at)
-    totals += torch.where((words >> (at & 31)) & 1 == 1, -turned, turned).sum(dim=0)
+    totals += torch.where(minus == 1, -turned, turned).sum(dim=0)

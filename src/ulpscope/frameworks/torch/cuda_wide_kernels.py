@@ -1,14 +1,15 @@
 """Measuring large contiguous tensors of ordinary floats near the speed of the memory, by Triton.
 
-Blocks with the same turn go into the same buckets without exchange between lanes. So each program takes blocks of one
-turn (a list that is sorted by turn, `cuda_tables.py`), reads them 16 bytes a lane, adds them as they lie, and turns its
-256 sums once, when it writes them. The parts are those of `cuda_kernels.measure`.
+Blocks with the same turn go into the same buckets, with the same signs but for their flips. So each program takes blocks of one
+turn, one of each group, reads them 16 bytes a lane, adds them as they lie, and turns its 256 sums and gives them their signs once,
+when it writes them. Groups are taken by tiles, and tiles by the shares of a turn in turn. The parts are those of
+`cuda_kernels.measure_part`.
 """
 
 import triton
 import triton.language as tl
 
-from ulpscope.frameworks.torch.cuda_kernels import _careful, _key
+from ulpscope.frameworks.torch.cuda_kernels import _careful, _key, block_of, flips
 
 
 @triton.jit
@@ -28,23 +29,17 @@ def _store_part(head, high, low, total, square, zero):
 
 
 @triton.jit
-def _numbers(order, at, stop, BLOCKS: tl.constexpr):
-    """The next blocks of a list; past its end the first block of the tensor, which is there."""
-    place = at + tl.arange(0, BLOCKS)
-    return tl.load(order + place, mask=place < stop, other=0)
+def _fetch(pointer, block, WIDTH: tl.constexpr):
+    """The elements of a few blocks, a lane reading WIDTH neighbours."""
+    lane = (tl.arange(0, 256 // WIDTH) * WIDTH)[None, :, None]
+    return tl.load(pointer + (block[:, None, None].to(tl.int64) * 256 + lane + tl.arange(0, WIDTH)[None, None, :]))
 
 
 @triton.jit
-def _fetch(pointer, sign_bytes, block, SKETCHED: tl.constexpr, WIDTH: tl.constexpr):
-    """The elements of a few blocks, a lane reading WIDTH neighbours, and their signs."""
-    lane = (tl.arange(0, 256 // WIDTH) * WIDTH)[None, :, None]
-    row = block[:, None, None]
-    x = tl.load(pointer + (row.to(tl.int64) * 256 + lane + tl.arange(0, WIDTH)[None, None, :]))
-    if SKETCHED:
-        byte = tl.load(sign_bytes + row * 32 + lane // 8)
-    else:
-        byte = row
-    return x, byte
+def _signs(flipped, group):
+    """-1 for the blocks that are flipped."""
+    ones = ((flipped >> (group.to(tl.uint32) & 31)) << 31) | 0x3F800000
+    return ones.to(tl.float32, bitcast=True)[:, None, None]
 
 
 @triton.jit
@@ -85,8 +80,8 @@ def _with_zeros(count, x, PACKED: tl.constexpr):
 
 @triton.jit
 def _fold(
-    raw, byte, inside, high, low, total, square, zero, sketch,
-    SKETCHED: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    raw, sign, inside, high, low, total, square, zero, sketch,
+    SKETCHED: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Adds what was fetched."""
     x = raw.to(tl.float32)
@@ -102,148 +97,169 @@ def _fold(
     total += tl.sum(x, 2)
     square += tl.sum(x * x, 2)
     if SKETCHED:
-        lane = (tl.arange(0, 256 // WIDTH) * WIDTH)[None, :, None]
-        element = tl.arange(0, WIDTH)[None, None, :]
-        minus = (byte.to(tl.int32) << (31 - lane % 8 - element)) & -0x80000000
-        sketch += (x.to(tl.int32, bitcast=True) ^ minus).to(tl.float32, bitcast=True)
+        sketch += x * sign
     return high, low, total, square, zero, sketch
 
 
 @triton.jit
 def _tile(
-    pointer, sign_bytes, one, two, three, four, high, low, total, square, zero, sketch,
-    SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    pointer, turn, at, high, low, total, square, zero, sketch,
+    BLOCKS: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Four groups of blocks: all are asked for before the first is used. They are added among themselves before they
+    """Four times BLOCKS groups: all are asked for before the first is used. They are added among themselves before they
     meet what was carried over: Triton's pass for sums over loops fails on three dimensions."""
     LANES: tl.constexpr = 256 // WIDTH
-    BLOCKS: tl.constexpr = 128 // LANES
-    x1, b1 = _fetch(pointer, sign_bytes, one, SKETCHED, WIDTH)
-    x2, b2 = _fetch(pointer, sign_bytes, two, SKETCHED, WIDTH)
-    x3, b3 = _fetch(pointer, sign_bytes, three, SKETCHED, WIDTH)
-    x4, b4 = _fetch(pointer, sign_bytes, four, SKETCHED, WIDTH)
+    one = at + tl.arange(0, BLOCKS)
+    two = one + BLOCKS
+    three = two + BLOCKS
+    four = three + BLOCKS
+    x1 = _fetch(pointer, block_of(one, turn), WIDTH)
+    x2 = _fetch(pointer, block_of(two, turn), WIDTH)
+    x3 = _fetch(pointer, block_of(three, turn), WIDTH)
+    x4 = _fetch(pointer, block_of(four, turn), WIDTH)
+    flipped = flips(at, turn)
     few = tl.zeros([BLOCKS, LANES], tl.float32)
     squares = tl.zeros([BLOCKS, LANES], tl.float32)
     zeros = tl.zeros([BLOCKS, LANES, WIDTH], high.dtype)
     high, low, few, squares, zeros, sketch = _fold(
-        x1, b1, True, high, low, few, squares, zeros, sketch, SKETCHED, False, WIDTH, PACKED
+        x1, _signs(flipped, one), True, high, low, few, squares, zeros, sketch, SKETCHED, False, PACKED
     )
     high, low, few, squares, zeros, sketch = _fold(
-        x2, b2, True, high, low, few, squares, zeros, sketch, SKETCHED, False, WIDTH, PACKED
+        x2, _signs(flipped, two), True, high, low, few, squares, zeros, sketch, SKETCHED, False, PACKED
     )
     high, low, few, squares, zeros, sketch = _fold(
-        x3, b3, True, high, low, few, squares, zeros, sketch, SKETCHED, False, WIDTH, PACKED
+        x3, _signs(flipped, three), True, high, low, few, squares, zeros, sketch, SKETCHED, False, PACKED
     )
     high, low, few, squares, zeros, sketch = _fold(
-        x4, b4, True, high, low, few, squares, zeros, sketch, SKETCHED, False, WIDTH, PACKED
+        x4, _signs(flipped, four), True, high, low, few, squares, zeros, sketch, SKETCHED, False, PACKED
     )
-    return high, low, total + few.to(tl.float64), square + squares.to(tl.float64), zero + zeros.to(tl.float32), sketch
+    return (
+        high,
+        low,
+        total + few.to(tl.float64),
+        square + squares.to(tl.float64),
+        zero + tl.sum(zeros.to(tl.float32), 2),
+        sketch,
+    )
 
 
 @triton.jit
-def _group(
-    pointer, sign_bytes, one, left, high, low, total, square, zero, sketch,
-    SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+def _few(
+    pointer, turn, at, whole, high, low, total, square, zero, sketch,
+    BLOCKS: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """One group, of which `left` blocks are there."""
+    """BLOCKS groups, of which some may have no block with this turn."""
     LANES: tl.constexpr = 256 // WIDTH
-    BLOCKS: tl.constexpr = 128 // LANES
-    x, byte = _fetch(pointer, sign_bytes, one, SKETCHED, WIDTH)
-    inside = (tl.arange(0, BLOCKS) < left)[:, None, None]
+    group = at + tl.arange(0, BLOCKS)
+    block = block_of(group, turn)
+    there = block < whole
+    x = _fetch(pointer, tl.where(there, block, 0), WIDTH)
     few = tl.zeros([BLOCKS, LANES], tl.float32)
     squares = tl.zeros([BLOCKS, LANES], tl.float32)
     zeros = tl.zeros([BLOCKS, LANES, WIDTH], high.dtype)
     high, low, few, squares, zeros, sketch = _fold(
-        x, byte, inside, high, low, few, squares, zeros, sketch, SKETCHED, True, WIDTH, PACKED
+        x, _signs(flips(at, turn), group), there[:, None, None], high, low, few, squares, zeros, sketch,
+        SKETCHED, True, PACKED,
+    )  # fmt: skip
+    return (
+        high,
+        low,
+        total + few.to(tl.float64),
+        square + squares.to(tl.float64),
+        zero + tl.sum(zeros.to(tl.float32), 2),
+        sketch,
     )
-    return high, low, total + few.to(tl.float64), square + squares.to(tl.float64), zero + zeros.to(tl.float32), sketch
+
+
+@triton.jit
+def _merged(high, low, total, square, zero, other_high, other_low, other_total, other_square, other_zero):
+    return (
+        tl.maximum(high, other_high),
+        tl.minimum(low, other_low),
+        total + other_total,
+        square + other_square,
+        zero + other_zero,
+    )
+
+
+@triton.jit
+def _flat(values):
+    """One number a thread, in whatever order they are."""
+    return tl.reshape(values, [128], can_reorder=True)
 
 
 @triton.jit
 def wide_part(
-    program, programs, address, parts, part, segments, row, signs, turns, order, starts, counts, numel, split,
+    program, programs, address, parts, part, segments, row, masks, numel, split,
     DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One part: blocks of one turn, or a share of them; the last program takes the block that is not whole."""
     pointer = tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
-    sign_table = signs.to(tl.pointer_type(tl.int32))
-    turn_table = turns.to(tl.pointer_type(tl.int32))
-    list_of_blocks = order.to(tl.pointer_type(tl.int32))
+    mask_table = masks.to(tl.pointer_type(tl.int32))
     head = parts.to(tl.pointer_type(tl.int64)) + (part + program) * 140
     sums = (head + 12).to(tl.pointer_type(tl.float32))
     bucket = tl.arange(0, 256)
+    whole = (numel // 256).to(tl.int32)
     if program == 0:
         segment = segments.to(tl.pointer_type(tl.int64)) + row * 2
         tl.store(segment, part)
         tl.store(segment + 1, programs.to(tl.int64))
     if program == 256 * split:
-        whole = (numel // 256).to(tl.int32)
         _careful(
-            head, sums + bucket, pointer, whole, whole + 1, numel, sign_table, turn_table, list_of_blocks,
-            0, 0, 0, 0, 0, 0, 0, 0, SKETCHED, False, False,
+            head, sums + bucket, pointer, whole, whole + 1, numel, mask_table, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, SKETCHED, False, 0,
         )  # fmt: skip
         return
-    turn = program // split
+    turn = (program // split).to(tl.uint32)
     share = program % split
-    begin = tl.load(starts.to(tl.pointer_type(tl.int32)) + turn)
-    count = tl.load(counts.to(tl.pointer_type(tl.int32)) + turn)
     LANES: tl.constexpr = 256 // WIDTH
     BLOCKS: tl.constexpr = 128 // LANES
-    GROUP: tl.constexpr = 4 * BLOCKS
+    TILE: tl.constexpr = 4 * BLOCKS
     KEPT: tl.constexpr = DTYPE if PACKED else tl.float32
-    each = (count + split * BLOCKS - 1) // (split * BLOCKS) * BLOCKS
-    first = begin + tl.minimum(share * each, count)
-    stop = begin + tl.minimum((share + 1) * each, count)
+    lane = tl.arange(0, LANES)
+    # The signs, long before they are needed.
+    mask = tl.load(mask_table + program // split * 8 + lane * WIDTH // 32)
     high = tl.full([BLOCKS, LANES, WIDTH], float("-inf"), KEPT)
     low = tl.full([BLOCKS, LANES, WIDTH], float("inf"), KEPT)
     total = tl.zeros([BLOCKS, LANES], tl.float64)
     square = tl.zeros([BLOCKS, LANES], tl.float64)
-    zero = tl.zeros([BLOCKS, LANES, WIDTH], tl.float32)
+    zero = tl.zeros([BLOCKS, LANES], tl.float32)
     sketch = tl.zeros([BLOCKS, LANES, WIDTH], tl.float32)
-    sign_bytes = signs.to(tl.pointer_type(tl.uint8))
-    full = first + (stop - first) // GROUP * GROUP
-    one = _numbers(list_of_blocks, first, stop, BLOCKS)
-    two = _numbers(list_of_blocks, first + BLOCKS, stop, BLOCKS)
-    three = _numbers(list_of_blocks, first + 2 * BLOCKS, stop, BLOCKS)
-    four = _numbers(list_of_blocks, first + 3 * BLOCKS, stop, BLOCKS)
-    for at in range(first, full, GROUP):
-        next_one = _numbers(list_of_blocks, at + GROUP, stop, BLOCKS)
-        next_two = _numbers(list_of_blocks, at + GROUP + BLOCKS, stop, BLOCKS)
-        next_three = _numbers(list_of_blocks, at + GROUP + 2 * BLOCKS, stop, BLOCKS)
-        next_four = _numbers(list_of_blocks, at + GROUP + 3 * BLOCKS, stop, BLOCKS)
+    tiles = whole // (256 * TILE)
+    for tile in range(share, tiles, split):
         high, low, total, square, zero, sketch = _tile(
-            pointer, sign_bytes, one, two, three, four, high, low, total, square, zero, sketch, SKETCHED, WIDTH, PACKED
+            pointer, turn, tile * TILE, high, low, total, square, zero, sketch, BLOCKS, SKETCHED, WIDTH, PACKED
         )
-        one = next_one
-        two = next_two
-        three = next_three
-        four = next_four
-    for at in range(full, stop, BLOCKS):
-        high, low, total, square, zero, sketch = _group(
-            pointer, sign_bytes, _numbers(list_of_blocks, at, stop, BLOCKS), stop - at,
-            high, low, total, square, zero, sketch, SKETCHED, WIDTH, PACKED,
-        )  # fmt: skip
-    largest = tl.max(tl.max(tl.max(high.to(tl.float32), 2), 1), 0)
-    smallest = tl.min(tl.min(tl.min(low.to(tl.float32), 2), 1), 0)
-    sum_all = tl.sum(tl.sum(total, 1), 0)
-    sum_squares = tl.sum(tl.sum(square, 1), 0)
-    # As in cuda_kernels.measure: what is not finite, or has lost bits, is read once more with care.
-    finite = (tl.abs(sum_all) < float("inf")) & (sum_squares < float("inf"))
-    exact = (sum_squares > 1e-25) | ((largest == 0) & (smallest == 0))
+    # What is left is less than a tile.
+    groups = (whole + 255) // 256 if tiles % split == share else 0
+    for at in range(tiles * TILE, groups, BLOCKS):
+        high, low, total, square, zero, sketch = _few(
+            pointer, turn, at, whole, high, low, total, square, zero, sketch, BLOCKS, SKETCHED, WIDTH, PACKED
+        )
+    largest, smallest, total, square, zeros = tl.reduce(
+        (
+            _flat(tl.max(high.to(tl.float32), 2)),
+            _flat(tl.min(low.to(tl.float32), 2)),
+            _flat(total),
+            _flat(square),
+            _flat(zero.to(tl.int32)),
+        ),
+        0,
+        _merged,
+    )
+    # As in cuda_kernels.measure_part: what is not finite, or has lost bits, is read once more with care.
+    finite = (tl.abs(total) < float("inf")) & (square < float("inf"))
+    exact = (square > 1e-25) | ((largest == 0) & (smallest == 0))
     if finite & exact:
-        _store_part(
-            head,
-            largest,
-            smallest,
-            sum_all,
-            sum_squares,
-            tl.sum(tl.sum(tl.sum(zero.to(tl.int32), 2), 1), 0).to(tl.int64),
-        )
+        _store_part(head, largest, smallest, total, square, zeros.to(tl.int64))
         if SKETCHED:
-            place = (tl.arange(0, LANES) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
-            tl.store(sums + ((place + turn) & 255), tl.sum(sketch, 0))
+            place = (lane * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+            minus = mask[:, None] << (31 - (place & 31))
+            signed = tl.sum(sketch, 0).to(tl.int32, bitcast=True) ^ (minus & -0x80000000)
+            tl.store(sums + ((place + program // split) & 255), signed.to(tl.float32, bitcast=True))
     else:
+        count = (tiles + split - share) // split * TILE
         _careful(
-            head, sums + bucket, pointer, first, stop, numel, sign_table, turn_table, list_of_blocks,
-            0, 0, 0, 0, 0, 0, 0, 0, SKETCHED, False, True,
+            head, sums + bucket, pointer, 0, count, whole.to(tl.int64) * 256, mask_table, turn, share, split,
+            0, 0, 0, 0, 0, 0, 0, 0, SKETCHED, False, TILE,
         )  # fmt: skip

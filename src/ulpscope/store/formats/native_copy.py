@@ -13,6 +13,7 @@ from ulpscope import native
 from ulpscope.dtypes import dtype_named
 from ulpscope.errors import DumpError
 from ulpscope.records import CallRecord, Summary, Value
+from ulpscope.store import layout
 from ulpscope.store.reader import Dump
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, TOLD
 from ulpscope.store.writer import DumpWriter
@@ -25,7 +26,7 @@ def write_native(dump: Dump, folder: Path) -> None:
     """Writes a dump into a new folder in the native format. Raises CaptureError when the folder exists."""
     told = dump.manifest
     manifest = {
-        "format": told.format,
+        "format": layout.FORMAT_VERSION,
         "framework": told.framework,
         "level": told.level,
         "step": told.step,
