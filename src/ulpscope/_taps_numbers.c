@@ -209,6 +209,9 @@ int is_plain(const Fast *f, PyObject *value) {
     if (known < 0) PyErr_Clear(); /* a class without a hash */
     return known > 0;
 }
+static int is_empty(PyObject *value) {
+    return (PyTuple_CheckExact(value) || PyList_CheckExact(value)) && !PySequence_Size(value);
+}
 /* A list or tuple of plain things and tensors, of which `leaves` would give each: not so of many that are all plain. */
 static int is_flat(const Fast *f, PyObject *value) {
     Py_ssize_t size = PyTuple_CheckExact(value) || PyList_CheckExact(value) ? PySequence_Size(value) : 0;
@@ -236,7 +239,7 @@ static int64_t opaque_entry(Fast *f, PyObject *value) {
     return entry == NONE32 ? -2 : entry;
 }
 int visit_leaves(Fast *f, PyObject *value, PyObject *path, Visit visit, void *to) {
-    if (is_tensor(f, value) || is_plain(f, value)) return visit(f, to, path, value);
+    if (is_tensor(f, value) || is_plain(f, value) || is_empty(value)) return visit(f, to, path, value);
     int64_t opaque = opaque_entry(f, value);
     if (opaque != -2) return opaque < 0 ? -1 : visit(f, to, path, value);
     int failed = 0;
@@ -562,6 +565,7 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     if (!is_tensor(f, value)) {
         if (is_scalar(value)) return scalar_row(f, value, row);
         if (PySlice_Check(value)) return slice_row(f, value, row);
+        if (is_empty(value)) return kept_row(f, f->scalars[5], (PyObject *)Py_TYPE(value), value, row);
         int known = PySet_Contains(f->given[OTHERS], (PyObject *)Py_TYPE(value));
         if (known) return known < 0 ? -1 : kept_row(f, f->scalars[5], value, value, row);
         int64_t opaque = opaque_entry(f, value), number = opaque < 0 ? opaque : text_number(f, opaque);

@@ -55,3 +55,19 @@ def test_c_records_what_python_records(name: str, level: str, tmp_path: Path, mo
     assert [call[0] for call in by_c] == [call[0] for call in by_python]
     for one, other in zip(by_c, by_python, strict=True):
         assert repr(one) == repr(other)
+
+
+def test_empty_lists_and_tuples_are_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Program:
+        model = None
+
+        def step(self) -> None:
+            torch.tensor([]), torch.zeros(()), torch.ones(2, 2).sum([]), torch.ones(2).view(2, *()).tile(())
+
+    found = []
+    for number, module in enumerate((taps.C, None)):
+        monkeypatch.setattr(taps, "C", module)
+        found.append(recorded(Program, tmp_path / str(number), "op"))  # type: ignore[arg-type]
+    assert repr(found[0]) == repr(found[1])
+    values = dict(pair for call in found[0] if call[0] == "Torch.tensor.0.forward" for pair in call[3])
+    assert (values["input.0"].type, values["input.0"].scalar) == ("list", [])

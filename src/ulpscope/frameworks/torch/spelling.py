@@ -177,10 +177,10 @@ def _value(frame: types.FrameType, operand: Operand | None) -> Any:
     """What a name holds in a running frame. An attribute is looked up in the object's own dictionary: nothing is called."""
     if not operand:
         return _UNKNOWN
-    name, *rest = operand
-    spaces = (frame.f_locals, frame.f_globals)
-    found = next((space[name] for space in spaces if name in space), _UNKNOWN)
-    for attribute in rest:
+    found = frame.f_locals.get(operand[0], _UNKNOWN)
+    if found is _UNKNOWN:
+        found = frame.f_globals.get(operand[0], _UNKNOWN)
+    for attribute in operand[1:]:
         try:
             found = object.__getattribute__(found, "__dict__").get(attribute, _UNKNOWN)
         except AttributeError:
