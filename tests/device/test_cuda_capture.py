@@ -154,14 +154,17 @@ def test_other_streams_are_measured_in_their_own_order(tmp_path: Path) -> None:
     assert [value.stats.max for value in values_of(dump, "add")][-1] == 7.0
 
 
-def test_a_graph_is_captured_and_replayed_as_without_us(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("before", [True, False], ids=["a tensor before", "no tensor before"])
+def test_a_graph_is_captured_and_replayed_as_without_us(tmp_path: Path, before: bool, checksum: bool) -> None:
     x = torch.ones(1000, device="cuda")
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         y = x * 2 + 1
     torch.cuda.synchronize()
-    with ulpscope.capture(tmp_path / "run", level="op"):
-        torch.sin(x)
+    with ulpscope.capture(tmp_path / "run", level="op", checksum=checksum):
+        if before:
+            torch.sin(x)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y = x * 2 + 1

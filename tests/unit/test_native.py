@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ulpscope import native, native_fallback
+from ulpscope.frameworks.torch import cuda_tables
 
 try:
     from ulpscope import _native
@@ -135,10 +136,31 @@ def naive_sketch(parts: np.ndarray) -> np.ndarray:
         words = [murmur(0x756C7073 ^ (8 * turn + w)) for w in range(8)]
         flip = murmur(0x6F706521 ^ (turn + 256 * (group >> 5))) >> (group & 31) & 1
         block = values[b * 256 : b * 256 + 256]
+        if not block.any():
+            continue
         j = np.arange(len(block))
         signs = np.array([-1.0 if words[k >> 5] >> (k & 31) & 1 ^ flip else 1.0 for k in range(len(block))])
         np.add.at(buckets, (j + turn) & 255, signs * block)
     return buckets[: min(len(values), 256)]
+
+
+@pytest.mark.parametrize("group", [0, 1, 2, 31, 32, 33, 1000, (1 << 20) + 7, (1 << 32) + 5, (1 << 40) + 3])
+def test_turns_and_flips_are_those_of_the_definition(group: int) -> None:
+    first = 256 * group
+    ways = [tuple(part.tolist() for part in native_fallback.sketch_turns(first, 256))]
+    ways.append(tuple(part.tolist() for part in cuda_tables._turns(first, 256, torch.device("cpu"))))
+    group &= 0xFFFFFFFF
+    turns = [(53 * (place ^ place >> 4) + ((group * 0x9E3779B1 & 0xFFFFFFFF) >> 24)) & 255 for place in range(256)]
+    words = [murmur(0x6F706521 ^ (turn + 256 * (group >> 5) & 0xFFFFFFFF)) for turn in turns]
+    assert sorted(turns) == list(range(256))
+    assert ways == [(turns, [word >> (group & 31) & 1 for word in words])] * 2
+
+
+@each_module
+def test_sketches_of_many_groups_are_those_of_the_definition(module: ModuleType) -> None:
+    ones = torch.zeros(70 * 65536 + 900, dtype=torch.float32)
+    ones[torch.randint(0, len(ones), (400,), generator=torch.Generator().manual_seed(5))] = 1.0
+    assert measure(module, ones)[1].tolist() == naive_sketch(ones.numpy()).tolist()
 
 
 def limits(row: np.void) -> list:

@@ -6,6 +6,7 @@ once for each pair of payloads, on `jobs` threads; only a window of calls is in 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections import deque
@@ -36,6 +37,8 @@ from ulpscope.native import sketch_relative_l2
 from ulpscope.records import CallId, CallRecord, Value
 from ulpscope.store.reader import Dump, open_dump
 
+log = logging.getLogger(__name__)
+
 # Calls that wait for their elements, and contrasts kept for the calls that use the same payloads again.
 _WINDOW = 64
 _KEPT = 4096
@@ -56,6 +59,9 @@ class Options:
 def compare_dumps(reference: Dump, target: Dump, options: Options | None = None) -> Iterator[CallComparison]:
     """Every call of both dumps with its values compared, in the order of the target."""
     options = options or Options()
+    formats = {dump.manifest.format for dump in (reference, target) if dump.manifest.config.get("sketch")}
+    if len(formats) > 1:
+        log.warning("%s and %s have sketches of two formats, which are not compared", reference.folder, target.folder)
     pairings = align(reference, target, options.align)
     jobs = options.jobs or os.cpu_count() or 1
     with ExitStack() as stack:

@@ -56,15 +56,19 @@ def test_without_elements_the_sketch_sees_moved_values(tmp_path: Path) -> None:
     assert found.error == pytest.approx(float(true), rel=0.25)
 
 
-def test_sketches_of_two_formats_are_not_compared(tmp_path: Path) -> None:
-    reference, target = (
-        run(tmp_path / side, {("output", 0): Y * np.float32(size)}) for side, size in (("r", 1), ("t", 2))
-    )
-    path = next(Path(reference).rglob(MANIFEST))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 1}))
-    assert open_dump(path.parent).sketch(next(iter(open_dump(path.parent).calls())).values[0]) is not None
-    found = rows(reference, target, elements=False)["output.0"]
+def test_sketches_of_two_formats_are_not_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sides = [run(tmp_path / str(size), {("output", 0): Y * np.float32(size)}) for size in (1, 2)]
+    for number, side in enumerate(sides):
+        path = next(side.rglob(MANIFEST))
+        content = {**json.loads(path.read_text()), "config": {"sketch": True}}
+        path.write_text(json.dumps(content))
+        assert rows(side, side, elements=False)["output.0"].evidence is Evidence.CHECKSUM
+        path.write_text(json.dumps({**content, "format": 1 + number}))
+        assert open_dump(path.parent).sketch(next(iter(open_dump(path.parent).calls())).values[0]) is not None
+    assert not caplog.records
+    found = rows(*sides, elements=False)["output.0"]
     assert (found.evidence, found.error) == (Evidence.STATISTICS, pytest.approx(1.0))
+    assert "sketches of two formats" in caplog.text
 
 
 def test_an_equal_checksum_proves_identity_without_elements(tmp_path: Path) -> None:

@@ -124,13 +124,16 @@ class _Batch:
 
 
 class CudaGauge:
-    """Measures the tensors of one device. `flags` are those of `native.measure`; with `pool_bytes`, takes their bits too."""
+    """Measures the tensors of one device. `flags` are those of `native.measure`; with `pool_bytes`, takes their bits too. Raises
+    RuntimeError while a graph is captured."""
 
     def __init__(self, sink: Sink, device: torch.device, flags: int, pool_bytes: int = 0) -> None:
+        self._on_cuda = device.type == "cuda"
+        if self._on_cuda:
+            _refuse_graphs()
         self._sink = sink
         self._device = device
         self._index = device.index or 0
-        self._on_cuda = device.type == "cuda"
         self._only_device = not self._on_cuda or torch.cuda.device_count() == 1
         self._flags = flags
         self._sketched = bool(flags & native.SKETCH)

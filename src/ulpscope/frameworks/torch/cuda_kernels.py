@@ -1,8 +1,8 @@
 """Triton kernels that measure a tensor where it lies: one read, one launch, nothing waits.
 
 `measure` cuts a tensor into spans of whole 256-element blocks; each program writes one part: a head of `HEAD` 64-bit
-words and 256 sums of the sketch. `combine` adds the parts of each row in a fixed order, so that equal bits always give
-equal numbers. How many programs there are depends on the tensor alone, not on the device.
+words and 256 sums of the sketch. `combine` adds the parts of each row in a fixed order, so that equal bits at
+places that are aligned alike give equal numbers. How many programs there are depends on the tensor alone, not on the device.
 
 An element goes to bucket (j + turn) & 255, so each lane belongs to a bucket and reads the element that falls into it:
 turning costs an index, not an exchange between lanes. Turns are computed, signs come from a table (`cuda_tables.py`).

@@ -27,10 +27,11 @@ class SketchTables:
         if first + count > _KEPT:
             return _turns(first, count, self._device)
         if self._first is None:
-            self._first = _turns(0, _KEPT, self._device)
+            made = _turns(0, _KEPT, self._device)
             if self._device.type == "cuda":
                 # Once, so that every stream may read them.
                 torch.cuda.current_stream(self._device).synchronize()
+            self._first = made
         turn, flip = self._first
         return turn[first : first + count], flip[first : first + count]
 
