@@ -471,7 +471,7 @@ static PyMethodDef functions[] = {
     {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
     {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
-    {"enter_hook", enter_hook, METH_VARARGS, "Puts a hook into the table of a node; around torch's own way."},
+    {"hook_entry", hook_entry, METH_O, "A function that puts a hook into the table of a node, with torch's own for all others."},
     {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_methods = functions,

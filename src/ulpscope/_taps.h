@@ -289,7 +289,7 @@ PyObject *edges_table(Edges *, PyObject *none);
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
 void drop_passes(Fast *);
 PyObject *new_hooks(void);
-PyObject *enter_hook(PyObject *module, PyObject *all);
+PyObject *hook_entry(PyObject *module, PyObject *original);
 PyObject *fast_hook(Fast *, PyObject *args);
 PyObject *fast_edges(Fast *, PyObject *args);
 PyObject *fast_arm(Fast *, PyObject *args);

@@ -527,17 +527,18 @@ PyObject *new_hooks(void) {
 }
 /* In the place of torch's own way to put a hook into the table of a node: without a handle, which nobody would hold, and with
  * the hook for its own key. */
-PyObject *enter_hook(PyObject *module, PyObject *all) {
-    PyObject *original, *args, *kwargs, *table, *hook, *both = NULL;
-    if (!PyArg_ParseTuple(all, "OO!O", &original, &PyTuple_Type, &args, &kwargs)) return NULL;
-    hook = PyTuple_Size(args) == 2 ? PyTuple_GetItem(args, 1) : NULL;
-    if (!hook || (Py_TYPE(hook) != hook_type && Py_TYPE(hook) != part_type)) return PyObject_Call(original, args, kwargs);
-    table = PyTuple_GetItem(args, 0);
+static PyObject *enter_hook(PyObject *original, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "takes a table and a hook, got %zd arguments", count), NULL;
+    PyObject *table = args[0], *hook = args[1], *both = NULL;
+    if (Py_TYPE(hook) != hook_type && Py_TYPE(hook) != part_type)
+        return PyObject_CallFunctionObjArgs(original, table, hook, NULL);
     table = table == Py_None ? new_hooks() : Py_NewRef(table);
     if (table && !PyObject_SetItem(table, hook, hook)) both = PyTuple_Pack(2, table, Py_None);
     Py_XDECREF(table);
     return both;
 }
+static PyMethodDef enter_hook_method = {"_register_hook", (PyCFunction)(void (*)(void))enter_hook, METH_FASTCALL, NULL};
+PyObject *hook_entry(PyObject *module, PyObject *original) { return PyCFunction_NewEx(&enter_hook_method, original, NULL); }
 
 /* --- what Python calls ------------------------------------------------------------------------------------------- */
 

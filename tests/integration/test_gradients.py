@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 import ulpscope
-from ulpscope.naming import slot_text
+from ulpscope.naming import call_text, slot_text
+from ulpscope.records import Phase
 from ulpscope.store.reader import Dump
 
 
@@ -224,3 +225,27 @@ print("alive")
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
     assert len(ulpscope.open_dump(tmp_path)) > 100_000
+
+
+def test_hooks_of_the_program_are_put_where_torch_puts_them(tmp_path: Path) -> None:
+    function = torch.autograd.Function
+    before = dict(vars(function))
+    x = torch.ones(3, requires_grad=True)
+    seen: list[str] = []
+    with ulpscope.capture(tmp_path / "run", level="op"):
+        y = (x * 2).sum()
+        kept = y.grad_fn.register_hook(lambda *_: seen.append("after"))
+        dropped = y.grad_fn.register_hook(lambda *_: seen.append("never"))
+        y.grad_fn.register_prehook(lambda *_: seen.append("before"))
+        dropped.remove()
+        y.backward()
+        kept.remove()
+        with pytest.raises(TypeError):
+            function._register_hook(None)
+    assert seen == ["before", "after"]
+    assert dict(vars(function)) == before
+    dump = ulpscope.open_dump(tmp_path / "run")
+    assert [call_text(call.id) for call in dump.calls() if call.id.phase is Phase.BACKWARD] == [
+        "Tensor.sum.0.backward",
+        "Tensor.__mul__.0.backward",
+    ]
