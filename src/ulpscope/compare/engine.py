@@ -39,6 +39,10 @@ from ulpscope.store.reader import Dump, open_dump
 
 log = logging.getLogger(__name__)
 
+_TWO_FORMATS = (
+    "%s and %s have sketches of two formats, which cannot be compared: statistics decide, which do not see moved values; "
+    "record both with one version of ulpscope"
+)
 # Calls that wait for their elements, and contrasts kept for the calls that use the same payloads again.
 _WINDOW = 64
 _KEPT = 4096
@@ -61,7 +65,7 @@ def compare_dumps(reference: Dump, target: Dump, options: Options | None = None)
     options = options or Options()
     formats = {dump.manifest.format for dump in (reference, target) if dump.manifest.config.get("sketch")}
     if len(formats) > 1:
-        log.warning("%s and %s have sketches of two formats, which are not compared", reference.folder, target.folder)
+        log.warning(_TWO_FORMATS, reference.folder, target.folder)
     pairings = align(reference, target, options.align)
     jobs = options.jobs or os.cpu_count() or 1
     with ExitStack() as stack:
