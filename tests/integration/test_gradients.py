@@ -229,7 +229,7 @@ print("alive")
 
 def test_hooks_of_the_program_are_put_where_torch_puts_them(tmp_path: Path) -> None:
     function = torch.autograd.Function
-    before = dict(vars(function))
+    before, code = dict(vars(function)), function._register_hook.__code__
     x = torch.ones(3, requires_grad=True)
     seen: list[str] = []
     with ulpscope.capture(tmp_path / "run", level="op"):
@@ -242,8 +242,9 @@ def test_hooks_of_the_program_are_put_where_torch_puts_them(tmp_path: Path) -> N
         kept.remove()
         with pytest.raises(TypeError):
             function._register_hook(None)
+        assert function._register_hook(backward_hooks=None, hook=print)[0].popitem()[1] is print
     assert seen == ["before", "after"]
-    assert dict(vars(function)) == before
+    assert dict(vars(function)) == before and function._register_hook.__code__ is code
     dump = ulpscope.open_dump(tmp_path / "run")
     assert [call_text(call.id) for call in dump.calls() if call.id.phase is Phase.BACKWARD] == [
         "Tensor.sum.0.backward",

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, _HookMixin
+from torch.autograd.function import _HookMixin
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ulpscope import taps
 from ulpscope.frameworks.base import Forward, Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch.codeswap import PlainSwap
 from ulpscope.frameworks.torch.nodes import (
     Edges,
     Leaving,
@@ -40,8 +41,6 @@ from ulpscope.naming import MODULE
 from ulpscope.records import PathStep, Role
 
 _SEGMENT, _WITNESSES = 997, 8
-# How torch puts a hook into the table of a node: it asks `Function`, which has it from `_HookMixin`.
-_ENTRY = "_register_hook"
 _LATE = "a backward pass ran after stop() and was not recorded; stop after it"
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 _ONE: dict[int, Path] = {0: (0,)}
@@ -134,20 +133,20 @@ class BackwardTap:
         if self._fast is not None:
             self._fast.give(added=_sum)
         self._node_order = node_order
-        self._entry: Any = None
+        self._entering = None
         if self._fast is not None and taps.C is not None:
-            self._entry = taps.C.hook_entry(_HookMixin._register_hook)
+            self._entering = PlainSwap(_HookMixin._register_hook, taps.C.hook_entry)  # type: ignore[arg-type]
         self._unfinished: dict[int, _Gradients] = {}
         self._armed = 0
         self._anchors: list[tuple[Any, list[weakref.ref[Any]]]] = []
 
     def install(self) -> None:
-        if self._entry is not None and _ENTRY not in vars(Function):
-            setattr(Function, _ENTRY, self._entry)
+        if self._entering is not None:
+            self._entering.install()
 
     def remove(self) -> None:
-        if self._entry is not None and vars(Function).get(_ENTRY) is self._entry:
-            delattr(Function, _ENTRY)
+        if self._entering is not None:
+            self._entering.remove()
 
     pause, unpause = remove, install
 

@@ -48,6 +48,29 @@ class CodeSwap:
         return twin
 
 
+class PlainSwap:
+    """What `make(original)` gives runs in place of a function of a few plain parameters, which it gets by position: quicker than
+    `CodeSwap`, for a function that is called for every node of a graph."""
+
+    def __init__(self, function: types.FunctionType, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._function = function
+        self._original = code = function.__code__
+        names = ", ".join(code.co_varnames[: code.co_argcount])
+        scope: dict[str, Any] = {}
+        exec(f"def plain({names}):\n    target = '__target__'\n    return target({names})", scope)
+        twin = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+        plain = scope["plain"].__code__
+        constants = tuple(make(twin) if constant == "__target__" else constant for constant in plain.co_consts)
+        self._code = plain.replace(co_consts=constants, co_name=code.co_name, co_filename=__file__)
+
+    def install(self) -> None:
+        self._function.__code__ = self._code
+
+    def remove(self) -> None:
+        if self._function.__code__ is self._code:
+            self._function.__code__ = self._original
+
+
 def caller_of(frame: types.FrameType | None) -> types.FrameType | None:
     """The frame that called a function whose code is exchanged."""
     while frame is not None and frame.f_code.co_filename == __file__:
