@@ -75,7 +75,7 @@ class Agreement:
 
 
 def agreement(dumps: Iterable[Dump], groups: Groups = ()) -> Agreement:
-    """Compares the ranks of one run. Raises DumpError where it has but one."""
+    """Compares the ranks of one run. Raises DumpError where it has but one, or ranks of several formats."""
     steps: dict[int, dict[int, Dump]] = {}
     for dump in dumps:
         steps.setdefault(dump.manifest.step, {}).setdefault(dump.manifest.rank, dump)
@@ -83,6 +83,12 @@ def agreement(dumps: Iterable[Dump], groups: Groups = ()) -> Agreement:
     if len(ranks) < 2:
         raise DumpError(
             "replicas need a run with several ranks; this one has " + (f"rank {ranks[0]}" if ranks else "none")
+        )
+    sketched = [dump for step in steps.values() for dump in step.values() if not dump.manifest.config.get("checksum")]
+    if len({dump.manifest.format for dump in sketched}) > 1:
+        raise DumpError(
+            "the ranks were recorded by several versions of ulpscope, whose sketches cannot be compared; "
+            "record them with one, or with checksums"
         )
     compared, found = 0, list[Disagreement]()
     first_seen: dict[Key, bool] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from builders import DumpBuilder
 from ulpscope.analyze.replicas import agreement
 from ulpscope.errors import DumpError
+from ulpscope.store.layout import MANIFEST
 from ulpscope.store.reader import open_run
 
 Array = np.ndarray
@@ -50,6 +52,18 @@ def test_ranks_with_other_parameters_are_no_replicas_unless_somebody_says_so(tmp
     run_of(tmp_path, [[("a.Linear", ONE)], [("a.Linear", TWO)]])
     assert agreement(open_run(tmp_path)).compared == 0
     assert len(agreement(open_run(tmp_path), ((0, 1),)).found) == 1
+
+
+def test_ranks_of_two_formats_are_refused_unless_they_have_checksums(tmp_path: Path) -> None:
+    run_of(tmp_path, [[("a.Linear", ONE)], [("a.Linear", ONE)]])
+    paths = sorted(tmp_path.rglob(MANIFEST))
+    for path in paths[1:]:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "format": 1}))
+    with pytest.raises(DumpError, match="several versions of ulpscope"):
+        agreement(open_run(tmp_path))
+    for path in paths:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "config": {"checksum": True}}))
+    assert agreement(open_run(tmp_path)).compared == 1
 
 
 def test_the_earliest_step_comes_first(tmp_path: Path) -> None:
