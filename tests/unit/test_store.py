@@ -8,6 +8,7 @@ import os
 import shutil
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,6 +163,15 @@ def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     content = json.loads((folder / layout.MANIFEST).read_text())
     (folder / layout.MANIFEST).write_text(json.dumps({**content, "format": 99}))
     with pytest.raises(DumpError, match="has format 99, this ulpscope reads up to 2; upgrade"):
+        open_dump(folder)
+
+
+@pytest.mark.parametrize("config", [5, None, [], "x" * 1000])
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path, config: Any) -> None:
+    folder = built(tmp_path).close()
+    content = json.loads((folder / layout.MANIFEST).read_text())
+    (folder / layout.MANIFEST).write_text(json.dumps({**content, "config": config}))
+    with pytest.raises(DumpError, match=r"its config is .{1,40}, not an object"):
         open_dump(folder)
 
 

@@ -445,6 +445,8 @@ def _read_manifest(folder: Path) -> Manifest:
         raise DumpError(f"{folder} is not a dump: it has no {layout.MANIFEST}") from None
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DumpError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found.config, dict):
+        raise DumpError(f"{path} cannot be read: its config is {found.config!r:.40}, not an object")
     if not isinstance(found.format, int) or found.format > layout.FORMAT_VERSION:
         raise DumpError(
             f"{path} has format {found.format}, this ulpscope reads up to {layout.FORMAT_VERSION}; upgrade ulpscope to read it"

@@ -7,6 +7,7 @@ thread and every importer is seen.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ class CodeSwap:
         self._code: types.CodeType | None = None
 
     def install(self) -> None:
-        self._target[:] = [functools.partial(self._around, self._twin())]
+        self._target[:] = [functools.partial(self._around, _twin(self.function, self._original))]
         if self._code is None:
             self._code = _calling(self._target, self._original)
         self.function.__code__ = self._code
@@ -36,31 +37,25 @@ class CodeSwap:
             return
         if self.function.__code__ is self._code:
             self.function.__code__ = self._original
-        twin = self._twin()
+        twin = _twin(self.function, self._original)
         # The collector does not look into code objects: without this the cycle through its constant lives for ever.
         self._target[:] = [lambda args, kwargs: twin(*args, **kwargs)]
 
-    def _twin(self) -> types.FunctionType:
-        """The function as it was, under its own code."""
-        like = self.function
-        twin = types.FunctionType(self._original, like.__globals__, like.__name__, like.__defaults__, like.__closure__)
-        twin.__kwdefaults__ = like.__kwdefaults__
-        return twin
-
 
 class PlainSwap:
-    """What `make(original)` gives runs in place of a function of a few plain parameters, which it gets by position: quicker than
-    `CodeSwap`, for a function that is called for every node of a graph."""
+    """What `make(original)` gives runs in place of a function, whose arguments it gets by position: quicker than `CodeSwap`, for
+    a function that is called for every node of a graph. Nothing happens to one that takes more than plain parameters."""
 
     def __init__(self, function: types.FunctionType, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._function = function
-        self._original = code = function.__code__
+        self._original = self._code = code = function.__code__
+        if code.co_freevars or code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+            return
         names = ", ".join(code.co_varnames[: code.co_argcount])
         scope: dict[str, Any] = {}
         exec(f"def plain({names}):\n    target = '__target__'\n    return target({names})", scope)
-        twin = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-        plain = scope["plain"].__code__
-        constants = tuple(make(twin) if constant == "__target__" else constant for constant in plain.co_consts)
+        plain, target = scope["plain"].__code__, make(_twin(function, code))
+        constants = tuple(target if constant == "__target__" else constant for constant in plain.co_consts)
         self._code = plain.replace(co_consts=constants, co_name=code.co_name, co_filename=__file__)
 
     def install(self) -> None:
@@ -69,6 +64,13 @@ class PlainSwap:
     def remove(self) -> None:
         if self._function.__code__ is self._code:
             self._function.__code__ = self._original
+
+
+def _twin(like: types.FunctionType, code: types.CodeType) -> types.FunctionType:
+    """The function as it was, under its own code."""
+    twin = types.FunctionType(code, like.__globals__, like.__name__, like.__defaults__, like.__closure__)
+    twin.__kwdefaults__ = like.__kwdefaults__
+    return twin
 
 
 def caller_of(frame: types.FrameType | None) -> types.FrameType | None:

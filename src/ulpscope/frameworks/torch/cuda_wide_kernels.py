@@ -102,6 +102,15 @@ def _fold(
 
 
 @triton.jit
+def _carried(high, low, few, squares, zeros, total, square, zero, sketch):
+    """What a few groups came to, added to what was there before them."""
+    total += few.to(tl.float64)
+    square += squares.to(tl.float64)
+    zero += tl.sum(zeros.to(tl.float32), 2)
+    return high, low, total, square, zero, sketch
+
+
+@triton.jit
 def _tile(
     pointer, turn, at, high, low, total, square, zero, sketch,
     BLOCKS: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
@@ -133,14 +142,7 @@ def _tile(
     high, low, few, squares, zeros, sketch = _fold(
         x4, _signs(flipped, four), True, high, low, few, squares, zeros, sketch, SKETCHED, False, PACKED
     )
-    return (
-        high,
-        low,
-        total + few.to(tl.float64),
-        square + squares.to(tl.float64),
-        zero + tl.sum(zeros.to(tl.float32), 2),
-        sketch,
-    )
+    return _carried(high, low, few, squares, zeros, total, square, zero, sketch)
 
 
 @triton.jit
@@ -161,14 +163,7 @@ def _few(
         x, _signs(flips(at, turn), group), there[:, None, None], high, low, few, squares, zeros, sketch,
         SKETCHED, True, PACKED,
     )  # fmt: skip
-    return (
-        high,
-        low,
-        total + few.to(tl.float64),
-        square + squares.to(tl.float64),
-        zero + tl.sum(zeros.to(tl.float32), 2),
-        sketch,
-    )
+    return _carried(high, low, few, squares, zeros, total, square, zero, sketch)
 
 
 @triton.jit
