@@ -173,6 +173,15 @@ int frames_commit(Frames *f, char *row, const void *values, size_t size) {
 int64_t frames_string(Frames *f, const char *json, size_t size) {
     return append(&f->strings, json, size) ? -1 : (int64_t)f->string_count++;
 }
+/* A stack: its frames as JSON, and the number of the stack they were called from, or -1. */
+int64_t frames_stack(Frames *f, PyObject *json, long long parent) {
+    char end[48];
+    int size = snprintf(end, sizeof end, parent < 0 ? ", \"parent\": null}\n" : ", \"parent\": %lld}\n", parent);
+    static const char begin[] = "{\"frames\": ";
+    if (append(&f->strings, begin, sizeof begin - 1) || append(&f->strings, PyBytes_AsString(json), (size_t)PyBytes_Size(json)))
+        return -1;
+    return frames_string(f, end, (size_t)size);
+}
 static PyObject *frames_add_string(Frames *f, PyObject *text) {
     PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");
     int64_t number = bytes ? frames_string(f, PyBytes_AsString(bytes), (size_t)PyBytes_Size(bytes)) : -1;
@@ -471,7 +480,6 @@ static PyMethodDef functions[] = {
     {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
     {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
-    {"hook_entry", hook_entry, METH_O, "A function that puts a hook into the table of a node, with torch's own for all others."},
     {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_methods = functions,

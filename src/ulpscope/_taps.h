@@ -58,6 +58,7 @@ typedef struct {
 } Frames;
 int frames_commit(Frames *, char *row, const void *values, size_t size);
 int64_t frames_string(Frames *, const char *json, size_t size);
+int64_t frames_stack(Frames *, PyObject *json, long long parent);
 int64_t frames_measure(Frames *, const char *row, size_t size);
 
 typedef struct {
@@ -174,7 +175,7 @@ uint64_t node_sequence(const void *node);
 size_t node_children(const void *node);
 void *node_child(const void *node, size_t at, uint32_t *number);
 void *node_leaf(const void *node); /* the implementation of its variable, of a node that accumulates a gradient */
-PyObject *node_hang(void *node, int before, PyObject *hook);
+PyObject *node_hang(void *node, int before, PyObject *hook, PyObject *asked);
 int64_t next_sequence(void); /* -1 where only Python can say */
 int silence_thread(int *was);
 void restore_thread(int was);
@@ -197,6 +198,7 @@ int64_t place_entry(Fast *, int role, Py_ssize_t at);
 int64_t named_at(Fast *, PyObject *kind, PyObject *name);
 PyObject *frame_back(PyObject *frame); /* None behind the last */
 int64_t frame_lasti(PyObject *frame);
+int frame_holds(PyObject *frame, PyObject *name, PyObject *value);
 int code_class(Fast *, PyObject *code);
 int64_t stack_number(Fast *, PyObject *frame, PyObject *stop, int64_t above, int *bits);
 int value_row(Fast *, PyObject *value, int produced, uint32_t row[3]);
@@ -289,7 +291,6 @@ PyObject *edges_table(Edges *, PyObject *none);
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
 void drop_passes(Fast *);
 PyObject *new_hooks(void);
-PyObject *hook_entry(PyObject *module, PyObject *original);
 PyObject *fast_hook(Fast *, PyObject *args);
 PyObject *fast_edges(Fast *, PyObject *args);
 PyObject *fast_arm(Fast *, PyObject *args);

@@ -274,7 +274,8 @@ typedef struct {
     PyObject *value, *outputs; /* outputs NULL: number `output` at the first place */
     int output;
 } Root;
-/* The graph keeps torch's own; those of Python are ours to keep. */
+/* The graph keeps torch's own; those of Python are ours to keep. The first few are looked through, the others are in a table. */
+enum { FEW = 16 };
 typedef struct {
     void **list;
     size_t count, room;
@@ -282,9 +283,12 @@ typedef struct {
     int native;
 } Nodes;
 static int meet(Nodes *nodes, void *node) {
-    if (table_find(&nodes->met, (uint64_t)node, 0, 0)) return 0;
-    if (grow(&nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || table_put(&nodes->met,
-        (uint64_t)node, 0, 0, 1)) return -1;
+    for (size_t i = 0; i < nodes->count && i < FEW; i++)
+        if (nodes->list[i] == node) return 0;
+    int many = nodes->count >= FEW;
+    if (many && table_find(&nodes->met, (uint64_t)node, 0, 0)) return 0;
+    if (grow(&nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || (many && table_put(&nodes->met,
+        (uint64_t)node, 0, 0, 1))) return -1;
     nodes->list[nodes->count++] = nodes->native ? node : Py_NewRef((PyObject *)node);
     return 0;
 }
@@ -324,8 +328,56 @@ static int hold(Fast *f, PyObject *value, PyObject *armed) {
     f->anchors = a;
     return 0;
 }
+/* As torch has them: a plain dictionary cannot be referred to weakly. */
+PyObject *new_hooks(void) {
+    static PyObject *class;
+    if (!class) {
+        PyObject *collections = PyImport_ImportModule("collections");
+        class = collections ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
+        Py_XDECREF(collections);
+    }
+    return class ? PyObject_CallNoArgs(class) : NULL;
+}
+/* While a hook is hung, `registrar` stands where torch asks a class for its way to put a hook into the table of a node. Ours
+ * makes no handle, as nobody would hold it, and the hook is its own key. It may make nothing that the collector counts, who would
+ * run the code of others meanwhile: what it answers, a table and no handle, is made before. */
+static PyObject *answer, *registrar, *entry;
+static PyObject *enter_hook(PyObject *none, PyObject *const *args, Py_ssize_t count) {
+    PyObject *both = answer;
+    answer = NULL;
+    if (count != 2 || !both || (args[0] != Py_None && PyTuple_SetItem(both, 0, Py_NewRef(args[0]))) ||
+        PyObject_SetItem(PyTuple_GetItem(both, 0), args[1], args[1])) {
+        Py_XDECREF(both);
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "this torch hangs hooks in another way");
+        return NULL;
+    }
+    return both;
+}
+static PyObject *registrar_attribute(PyObject *self, char *name) { return Py_NewRef(entry); }
+static PyMethodDef enter_method = {"_register_hook", (PyCFunction)(void (*)(void))enter_hook, METH_FASTCALL, NULL};
+static PyType_Slot registrar_slots[] = {{Py_tp_getattr, registrar_attribute}, {0, NULL}};
+static PyType_Spec registrar_spec = {"ulpscope._taps.Registrar", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT, registrar_slots};
+static int has_registrar(void) {
+    if (registrar) return 1;
+    PyObject *class = PyType_FromSpec(&registrar_spec);
+    if (class && !entry) entry = PyCFunction_NewEx(&enter_method, NULL, NULL);
+    if (class && entry) registrar = PyType_GenericAlloc((PyTypeObject *)class, 0);
+    Py_XDECREF(class);
+    return registrar != NULL;
+}
+static PyObject *hang_natively(void *node, int before, PyObject *hook) {
+    PyObject *table = has_registrar() ? new_hooks() : NULL, *handle = NULL;
+    if (table && (answer = PyTuple_Pack(2, table, Py_None))) {
+        Py_DECREF(table);
+        handle = node_hang(node, before, hook, registrar);
+        Py_CLEAR(answer); /* where torch had no need of it */
+        return handle;
+    }
+    Py_XDECREF(table);
+    return NULL;
+}
 static int hang(void *node, int native, int before, PyObject *hook) {
-    PyObject *handle = native ? node_hang(node, before, hook) : PyObject_CallMethodObjArgs((PyObject *)node,
+    PyObject *handle = native ? hang_natively(node, before, hook) : PyObject_CallMethodObjArgs((PyObject *)node,
         word[before ? REGISTER_PREHOOK : REGISTER_HOOK], hook, NULL);
     Py_XDECREF(handle);
     return handle ? 0 : -1;
@@ -514,31 +566,6 @@ int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *
     free(roots.list);
     return status;
 }
-
-/* As torch has them: a plain dictionary cannot be referred to weakly. */
-PyObject *new_hooks(void) {
-    static PyObject *class;
-    if (!class) {
-        PyObject *collections = PyImport_ImportModule("collections");
-        class = collections ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
-        Py_XDECREF(collections);
-    }
-    return class ? PyObject_CallNoArgs(class) : NULL;
-}
-/* In the place of torch's own way to put a hook into the table of a node: without a handle, which nobody would hold, and with
- * the hook for its own key. */
-static PyObject *enter_hook(PyObject *original, PyObject *const *args, Py_ssize_t count) {
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "takes a table and a hook, got %zd arguments", count), NULL;
-    PyObject *table = args[0], *hook = args[1], *both = NULL;
-    if (Py_TYPE(hook) != hook_type && Py_TYPE(hook) != part_type)
-        return PyObject_CallFunctionObjArgs(original, table, hook, NULL);
-    table = table == Py_None ? new_hooks() : Py_NewRef(table);
-    if (table && !PyObject_SetItem(table, hook, hook)) both = PyTuple_Pack(2, table, Py_None);
-    Py_XDECREF(table);
-    return both;
-}
-static PyMethodDef enter_hook_method = {"_register_hook", (PyCFunction)(void (*)(void))enter_hook, METH_FASTCALL, NULL};
-PyObject *hook_entry(PyObject *module, PyObject *original) { return PyCFunction_NewEx(&enter_hook_method, original, NULL); }
 
 /* --- what Python calls ------------------------------------------------------------------------------------------- */
 

@@ -366,7 +366,8 @@ done:
     Py_XDECREF(caller);
     return result;
 }
-/* How the caller wrote a sign, where that follows from his code alone; NULL and no error where Python must look. */
+/* How the caller wrote a sign, where that follows from his code, or from one of his variables; NULL and no error where Python must
+ * look. */
 static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t lasti, PyObject *code, PyObject *args) {
     uint64_t *found = table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, 0);
     PyObject *sign;
@@ -379,12 +380,12 @@ static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t l
     } else sign = (PyObject *)*found;
     if (sign == Py_None) return api_name;
     if (sign == Py_False) return NULL;
-    /* Which of the two was the tensor? */
-    if (!PyUnicode_CompareWithASCIIString(sign, "__add__") || !PyUnicode_CompareWithASCIIString(sign, "__mul__")) {
-        PyObject *second = PyTuple_Size(args) > 1 ? (PyObject *)Py_TYPE(PyTuple_GetItem(args, 1)) : NULL;
-        if (second && second != f->given[TENSOR] && second != f->given[PARAMETER]) return NULL;
-    }
-    return sign;
+    if (!PyTuple_CheckExact(sign)) return sign;
+    /* Which of the two was the tensor? Two signs, and the variables on the left and on the right. */
+    if (PyTuple_Size(args) < 2 || is_tensor(f, PyTuple_GetItem(args, 1))) return PyTuple_GetItem(sign, 0);
+    for (int side = 0; side < 2; side++)
+        if (frame_holds(frame, PyTuple_GetItem(sign, 2 + side), PyTuple_GetItem(args, 0))) return PyTuple_GetItem(sign, side);
+    return NULL;
 }
 
 typedef struct {

@@ -96,14 +96,16 @@ int64_t named_at(Fast *f, PyObject *kind, PyObject *name) {
 /* Functions that Python has and its stable interface has not. */
 static struct {
     int looked;
-    PyObject *(*back)(PyObject *);
+    PyObject *(*back)(PyObject *), *(*variable)(PyObject *, PyObject *);
     int (*lasti)(PyObject *);
 } frames;
 static void find_frames(void) {
     frames.looked = 1;
 #ifndef _WIN32
-    void *found[] = {dlsym(RTLD_DEFAULT, "PyFrame_GetBack"), dlsym(RTLD_DEFAULT, "PyFrame_GetLasti")};
+    void *found[] = {dlsym(RTLD_DEFAULT, "PyFrame_GetBack"), dlsym(RTLD_DEFAULT, "PyFrame_GetLasti"), dlsym(RTLD_DEFAULT,
+        "PyFrame_GetVar")};
     memcpy(&frames.back, found, sizeof *found), memcpy(&frames.lasti, found + 1, sizeof *found);
+    memcpy(&frames.variable, found + 2, sizeof *found);
 #endif
 }
 PyObject *frame_back(PyObject *frame) {
@@ -115,6 +117,15 @@ PyObject *frame_back(PyObject *frame) {
 int64_t frame_lasti(PyObject *frame) {
     if (!frames.looked) find_frames();
     return frames.lasti ? frames.lasti(frame) : number_of(GET(frame, F_LASTI));
+}
+
+/* Whether a variable of a frame is this very object; 0 also where that cannot be asked, which needs Python 3.12. */
+int frame_holds(PyObject *frame, PyObject *name, PyObject *value) {
+    if (!frames.looked) find_frames();
+    PyObject *found = frames.variable && name != Py_None ? frames.variable(frame, name) : NULL;
+    if (!found) PyErr_Clear();
+    Py_XDECREF(found); /* the frame keeps it */
+    return found == value;
 }
 
 int code_class(Fast *f, PyObject *code) {
@@ -172,13 +183,7 @@ int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, in
             if (!bytes) goto done;
             f->chains[chain].json = bytes, f->chains[chain].bits = found_bits;
         }
-        char parent[32];
-        snprintf(parent, sizeof parent, above < 0 ? "null" : "%lld", (long long)above);
-        PyObject *whole = PyBytes_FromFormat("{\"frames\": %s, \"parent\": %s}\n",
-            PyBytes_AsString(f->chains[chain].json), parent);
-        if (!whole) goto done;
-        result = frames_string((Frames *)f->given[FRAMES], PyBytes_AsString(whole), (size_t)PyBytes_Size(whole));
-        Py_DECREF(whole);
+        result = frames_stack((Frames *)f->given[FRAMES], f->chains[chain].json, above);
         uint64_t *over = above < 0 ? NULL : table_find(&f->marked, (uint64_t)above + 1, 0, 0);
         uint64_t mark = (uint64_t)f->chains[chain].bits | (over ? *over : 0);
         if (result < 0 || table_put(&f->stacks, chain + 1, (uint64_t)(above + 1), 0, (uint64_t)result) ||
@@ -295,7 +300,12 @@ static int scalar_row(Fast *f, PyObject *value, uint32_t row[3]) {
     PyObject *index = f->scalars[kind];
     if (kind == 4) {
         double number = PyFloat_AsDouble(value);
-        if (number != number || number == 0) return told_row(f, OTHER, value, row); /* 0.0 and -0.0 are not the same */
+        if (number != number || number == 0) { /* 0.0 and -0.0 are not the same, and no nan is the same as itself */
+            PyObject *text = PyObject_Repr(value);
+            int failed = text ? kept_row(f, index, text, value, row) : -1;
+            Py_XDECREF(text);
+            return failed;
+        }
     }
     return kept_row(f, index, value, value, row);
 }

@@ -27,13 +27,13 @@ static struct {
     int (*storage_offset)(Impl *, int64_t *);
     int (*storage_size)(Impl *, int64_t *);
 } torch;
-/* Of autograd's graph. `hang` holds how a hook is put behind a node, and before it. */
+/* Of autograd's graph. `hang` holds how a hook is put behind a node, and before it; torch asks a class for a part of that. */
 static struct {
     int ready;
     size_t sequence_at, edges_at, edge_bytes, variable_at;
     uint64_t leaf_class;
     void **(*grad_fn)(Impl *);
-    PyObject *(*hang[2])(void *, PyObject *);
+    PyObject *(*hang[2])(void *, PyObject *), **function_class;
     uint64_t (*sequence)(void);
 } graph;
 /* Of the thread: whether classes and modes hear of calls, whether there will be a backward pass, whether anybody writes down
@@ -199,7 +199,14 @@ void *node_child(const void *node, size_t at, uint32_t *number) {
 void *node_leaf(const void *node) {
     return word_of(node, 0) == graph.leaf_class ? (void *)(uintptr_t)word_of(node, graph.variable_at) : NULL;
 }
-PyObject *node_hang(void *node, int before, PyObject *hook) { return graph.hang[before](node, hook); }
+/* `asked` answers instead of the class that torch asks for its way to do this. */
+PyObject *node_hang(void *node, int before, PyObject *hook, PyObject *asked) {
+    PyObject *class = *graph.function_class;
+    *graph.function_class = asked;
+    PyObject *handle = graph.hang[before](node, hook);
+    *graph.function_class = class;
+    return handle;
+}
 int64_t next_sequence(void) { return graph.ready ? (int64_t)graph.sequence() : -1; }
 
 /* Until `restore_thread`: no class and no mode hears of what is asked. 0 where Python must see to it. */
@@ -274,7 +281,7 @@ PyObject *learn_graph(PyObject *module, PyObject *list) {
     const Wanted wanted[] = {{"_ZNK2at10TensorBase7grad_fnEv", 0, &graph.grad_fn},
         {"_ZN5torch8autograd20registerFunctionHookERNS0_4NodeEP7_object", 2, &graph.hang[0]},
         {"_ZN5torch8autograd23registerFunctionPreHookERNS0_4NodeEP7_object", 2, &graph.hang[1]},
-        {"_ZN2at15sequence_number4peekEv", 0, &graph.sequence}};
+        {"THPFunctionClass", 2, &graph.function_class}, {"_ZN2at15sequence_number4peekEv", 0, &graph.sequence}};
     Sample samples[MOST];
     Leaves leaves;
     const uint64_t *nodes[MOST];

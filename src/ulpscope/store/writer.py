@@ -370,7 +370,7 @@ class DumpWriter:
                 job.run()
                 continue
             job.wait()
-            if self._jobs.empty():
+            if not job.is_done and self._jobs.empty():
                 self._jobs.put(job)  # whoever asked may have been interrupted before; doing it again does nothing
 
     def _has_thread(self) -> bool:

@@ -15,14 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import _HookMixin
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ulpscope import taps
 from ulpscope.frameworks.base import Forward, Observer, OpenCall, ThreadState
 from ulpscope.frameworks.torch import tensors
-from ulpscope.frameworks.torch.codeswap import PlainSwap
 from ulpscope.frameworks.torch.nodes import (
     Edges,
     Leaving,
@@ -133,22 +130,9 @@ class BackwardTap:
         if self._fast is not None:
             self._fast.give(added=_sum)
         self._node_order = node_order
-        self._entering = None
-        if self._fast is not None and taps.C is not None:
-            self._entering = PlainSwap(_HookMixin._register_hook, taps.C.hook_entry)  # type: ignore[arg-type]
         self._unfinished: dict[int, _Gradients] = {}
         self._armed = 0
         self._anchors: list[tuple[Any, list[weakref.ref[Any]]]] = []
-
-    def install(self) -> None:
-        if self._entering is not None:
-            self._entering.install()
-
-    def remove(self) -> None:
-        if self._entering is not None:
-            self._entering.remove()
-
-    pause, unpause = remove, install
 
     def edges(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, peek: bool = False) -> Any:
         """Which autograd edge each argument is, for `arm`. With `peek`, views whose node torch would have to rebuild are left

@@ -7,7 +7,6 @@ thread and every importer is seen.
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -40,30 +39,6 @@ class CodeSwap:
         twin = _twin(self.function, self._original)
         # The collector does not look into code objects: without this the cycle through its constant lives for ever.
         self._target[:] = [lambda args, kwargs: twin(*args, **kwargs)]
-
-
-class PlainSwap:
-    """What `make(original)` gives runs in place of a function, whose arguments it gets by position: quicker than `CodeSwap`, for
-    a function that is called for every node of a graph. Nothing happens to one that takes more than plain parameters."""
-
-    def __init__(self, function: types.FunctionType, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self._function = function
-        self._original = self._code = code = function.__code__
-        if code.co_freevars or code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-            return
-        names = ", ".join(code.co_varnames[: code.co_argcount])
-        scope: dict[str, Any] = {}
-        exec(f"def plain({names}):\n    target = '__target__'\n    return target({names})", scope)
-        plain, target = scope["plain"].__code__, make(_twin(function, code))
-        constants = tuple(target if constant == "__target__" else constant for constant in plain.co_consts)
-        self._code = plain.replace(co_consts=constants, co_name=code.co_name, co_filename=__file__)
-
-    def install(self) -> None:
-        self._function.__code__ = self._code
-
-    def remove(self) -> None:
-        if self._function.__code__ is self._code:
-            self._function.__code__ = self._original
 
 
 def _twin(like: types.FunctionType, code: types.CodeType) -> types.FunctionType:

@@ -306,7 +306,7 @@ class ApiNames:
         """The name of a Tensor method as the caller wrote it: `__add__` for a plus sign, `add` for a method call."""
         return self.written.sign(frame, args, in_place=api.name.endswith("_")) or api.name
 
-    def site_sign(self, frame: types.FrameType) -> str | bool | None:
+    def site_sign(self, frame: types.FrameType) -> str | tuple[str | None, ...] | bool | None:
         """The sign that a running frame stands on, None where there is none; False where that does not tell the name."""
         return self.written.site_sign(frame)
 

@@ -126,7 +126,6 @@ class TorchProbe:
         self.remove()  # nothing, unless an exception of a signal handler came between
         try:
             for tap in (
-                self.backward,
                 self.modules,
                 self._collectives,
                 self._optimizers,
@@ -160,13 +159,13 @@ class TorchProbe:
         self._threads.suspend(state)
         self._suspended += 1
         if self._suspended == 1:
-            for tap in (self.backward, self.modules, self._collectives, self._threads):
+            for tap in (self.modules, self._collectives, self._threads):
                 tap.pause()
 
     def _resume(self, state: ThreadState) -> None:
         self._suspended -= 1
         if self._suspended == 0:
-            for tap in (self.backward, self.modules, self._collectives, self._threads):
+            for tap in (self.modules, self._collectives, self._threads):
                 tap.unpause()
         self._threads.resume(state)
 

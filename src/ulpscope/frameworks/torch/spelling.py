@@ -64,12 +64,20 @@ class Spelling:
         """Whether code only stands between the caller and torch."""
         return code.co_filename in _TORCH_FILES and code not in self._bodies
 
-    def site_sign(self, frame: types.FrameType) -> str | bool | None:
+    def site_sign(self, frame: types.FrameType) -> str | tuple[str | None, ...] | bool | None:
+        """What follows from the code alone of how a call was written: a sign, or None for a plain call. Where the other operand
+        may be a number: the sign, what it is if the number stands on the left, and the names of both operands, each None where it
+        is no variable. False where `sign` must look."""
         self._read(frame.f_code)
         found = self._signs.get((id(frame.f_code), frame.f_lasti))
         if found is None:
             return None
-        sign = found[0]
+        sign, left, right = found
+        if sign in _REFLECTED and right != ():
+            if left == ():
+                return _REFLECTED[sign]
+            names = (operand[0] if operand and len(operand) == 1 else None for operand in (left, right))
+            return sign, _REFLECTED[sign], *names
         return False if sign.startswith("__i") and sign != "__invert__" else sign
 
     def call_shape(self, frame: types.FrameType) -> tuple[int, tuple[str, ...]] | None:
