@@ -1,6 +1,6 @@
 """What a capture costs on a CUDA device: a bf16 Llama step bare, recorded and stopped, and the kernels alone.
 
-    python benchmarks/gpu.py [--configs op,module,mix,crc,tensors] [--rounds 10] [--json out.json]
+    python benchmarks/gpu.py [--configs op,module,mix,crc,tensors] [--rounds 10] [--tokens 1024] [--json out.json]
     python benchmarks/gpu.py --tool msprobe --packages DIR     the peer, from a folder it was installed into
 
 Rounds step bare, recorded and stopped in turn, each after a bare step; a ratio is between medians. A recorded step begins before
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-LAYERS, TOKENS = 8, 1024
+LAYERS = 8
 # Megabytes of the tensors that kernels are timed on, and how often.
 _SIZES, _TURNS = (8, 64, 256, 1024), 8
 # Milliseconds of a recorded step, its ratio to the bare one of 24 ms, records.
@@ -38,19 +38,19 @@ TARGETS = {"op": 1.5, "module": 1.15, "mix": 1.6, "crc": 2.0}
 
 
 class Llama:
-    """A training step of a language model of half a billion parameters."""
+    """A training step of a language model of half a billion parameters, on two sequences."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int = 1024) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
         config = LlamaConfig(
             hidden_size=2048, intermediate_size=5632, num_hidden_layers=LAYERS, num_attention_heads=16,
-            num_key_value_heads=16, vocab_size=32000, max_position_embeddings=2048,
+            num_key_value_heads=16, vocab_size=32000, max_position_embeddings=max(2048, tokens),
         )  # fmt: skip
         self.model = LlamaForCausalLM(config).cuda().bfloat16()
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-        self._tokens = torch.randint(0, 32000, (2, TOKENS), device="cuda")
+        self._tokens = torch.randint(0, 32000, (2, tokens), device="cuda")
 
     def step(self) -> None:
         self.model(input_ids=self._tokens, labels=self._tokens).loss.backward()
@@ -186,6 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--configs", default="op,module,mix,crc,tensors")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=1024, help="of a sequence; targets and peer are those of 1024")
     parser.add_argument("--tool", choices=("ulpscope", "msprobe"), default="ulpscope")
     parser.add_argument("--packages", help="a folder of further packages")
     parser.add_argument("--json", type=Path)
@@ -193,7 +194,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.packages:
         sys.path.insert(0, options.packages)
-    workload = Llama()
+    workload = Llama(options.tokens)
     for _ in range(5):
         workload.step()
     rows = []

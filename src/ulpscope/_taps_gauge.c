@@ -7,11 +7,18 @@
 enum { MOST_SCALARS = 16, MOST_ARGUMENTS = 40, ABOUT_BYTES = 24 };
 enum { CHECKS = 4, PENDING = 64 /* tables.py */, SEVERAL = 128 /* cuda_kernels.py: find */, WORDS_OF_ONE = 24 /* cuda_mail.py */ };
 
-/* A compiled kernel; its function is 0 until it may be launched from here. All its arguments are integers. */
+/* A compiled kernel; its function is 0 until it may be launched from here. All its arguments are integers. Where the driver tells at
+ * which places of a buffer it wants them, that is quicker than an address for each. */
 typedef struct {
     PyObject_HEAD
     unsigned long long function;
     unsigned threads, shared;
+    char asked; /* whether the driver was asked */
+    int arguments; /* 0 where it did not tell */
+    size_t bytes;
+    struct {
+        uint16_t at, size;
+    } places[MOST_ARGUMENTS + 2];
 } Kernel;
 /* How tensors of one type and layout are measured. */
 typedef struct {
@@ -28,7 +35,7 @@ typedef struct {
 typedef struct {
     PyObject *value;
     const Recipe *recipe;
-    const Kernel *kernel; /* NULL once it is launched */
+    Kernel *kernel; /* NULL once it is launched */
     uint64_t pointer, part, row;
 } Queued;
 /* The batch that answers gather in now; cuda_gauge.py says what its numbers mean. */
@@ -47,15 +54,16 @@ typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned
     void **, void **);
 static Launcher launcher;
 static int (*stream_state)(void *, int *), (*current_stream)(int32_t, void **), (*copier)(void *, uint64_t, size_t, void *),
-    (*recorder)(void *, void *);
+    (*recorder)(void *, void *), (*argument)(void *, size_t, size_t *, size_t *);
 /* When the first lane is made, torch has loaded them. */
 static void find_functions(void) {
     void *found[] = {found_in("libcuda.so.1", "cuLaunchKernel"), found_in("libcuda.so.1", "cuStreamIsCapturing"),
         found_in("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"), found_in("libcuda.so.1", "cuMemcpyDtoHAsync_v2"),
-        found_in("libcuda.so.1", "cuEventRecord")};
+        found_in("libcuda.so.1", "cuEventRecord"), found_in("libcuda.so.1", "cuFuncGetParamInfo")};
     memcpy(&launcher, found, sizeof *found), memcpy(&stream_state, found + 1, sizeof *found);
     memcpy(&current_stream, found + 2, sizeof *found);
     memcpy(&copier, found + 3, sizeof *found), memcpy(&recorder, found + 4, sizeof *found);
+    memcpy(&argument, found + 5, sizeof *found);
 }
 /* Whether the stream that torch works on is ours, and is not being recorded into a graph; -1 after an error. */
 static int is_stream(const Lane *lane) {
@@ -70,15 +78,30 @@ static int is_stream(const Lane *lane) {
     uint64_t told = (uint64_t)number_of(PyObject_CallFunctionObjArgs(lane->stream_of, lane->device, NULL));
     return PyErr_Occurred() ? -1 : told == lane->stream;
 }
-/* Integers of 32 bits are read from the low half of 64. Behind the arguments stand two addresses of scratch memory that our
- * kernels have none of. */
-static int launch(const Kernel *kernel, unsigned programs, uint64_t stream, uint64_t *numbers, int count) {
-    void *places[MOST_ARGUMENTS + 2];
-    uint64_t nothing = 0;
-    for (int i = 0; i < count; i++) places[i] = numbers + i;
-    places[count] = places[count + 1] = &nothing;
-    int error = launcher((void *)(uintptr_t)kernel->function, programs, 1, 1, kernel->threads, 1, 1,
-        kernel->shared, (void *)(uintptr_t)stream, places, NULL);
+/* Asks where the arguments of a kernel belong, of which so many are known. */
+static void ask_places(Kernel *kernel, int count) {
+    size_t at, size, bytes = 0;
+    int i = 0;
+    kernel->asked = 1;
+    for (; argument && i < count + 2 && !argument((void *)(uintptr_t)kernel->function, (size_t)i, &at, &size); i++) {
+        if ((size != 4 && size != 8) || at + size > sizeof(uint64_t[MOST_ARGUMENTS + 2])) return;
+        kernel->places[i].at = (uint16_t)at, kernel->places[i].size = (uint16_t)size;
+        if (at + size > bytes) bytes = at + size;
+    }
+    if (i >= count) kernel->arguments = i, kernel->bytes = bytes;
+}
+/* Integers of 32 bits are the low half of 64. Behind the arguments stand two addresses of scratch memory that our kernels have none
+ * of. */
+static int launch(Kernel *kernel, unsigned programs, uint64_t stream, const uint64_t *numbers, int count) {
+    enum { BUFFER = 1, SIZE = 2 }; /* as CUDA has them */
+    uint64_t all[MOST_ARGUMENTS + 2] = {0}, buffer[MOST_ARGUMENTS + 2] = {0};
+    void *places[MOST_ARGUMENTS + 2], *packed[] = {(void *)BUFFER, buffer, (void *)SIZE, &kernel->bytes, NULL};
+    memcpy(all, numbers, sizeof *all * (size_t)count);
+    if (!kernel->asked) ask_places(kernel, count);
+    for (int i = 0; i < kernel->arguments; i++) memcpy((char *)buffer + kernel->places[i].at, all + i, kernel->places[i].size);
+    for (int i = 0; !kernel->arguments && i < count + 2; i++) places[i] = all + i;
+    int error = launcher((void *)(uintptr_t)kernel->function, programs, 1, 1, kernel->threads, 1, 1, kernel->shared,
+        (void *)(uintptr_t)stream, kernel->arguments ? NULL : places, kernel->arguments ? packed : NULL);
     if (error) PyErr_Format(PyExc_RuntimeError, "a kernel was not launched: CUDA error %d", error);
     return error ? -1 : 0;
 }
@@ -107,7 +130,7 @@ static unsigned describe(const Queued *q, uint64_t *to) {
 static int launch_alike(Lane *l, int first) {
     const Queued *q = l->queue + first;
     const Recipe *r = q->recipe;
-    const Kernel *kernel = q->kernel;
+    Kernel *kernel = q->kernel;
     uint64_t *others = (uint64_t *)(uintptr_t)l->others + WORDS_OF_ONE * l->told, programs = 0;
     uint64_t numbers[MOST_ARGUMENTS] = {q->pointer, l->parts, q->part, l->segments, q->row, l->masks};
     int count = 6, several = 0, wide = kernel == r->wide, scalars = wide ? r->wide_count : r->scalar_count;
@@ -157,7 +180,7 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, P
     Lane *lane = (Lane *)lane_object;
     Recipe *recipe = (Recipe *)recipe_object;
     if (!lane->bound || !recipe->direct || (recipe->aligned && pointer % 4) || lane->count >= lane->most_rows) return -2;
-    const Kernel *kernel = recipe->wide && pointer % 16 == 0 ? recipe->wide : recipe->usual;
+    Kernel *kernel = recipe->wide && pointer % 16 == 0 ? recipe->wide : recipe->usual;
     if (!is_ready(kernel)) return -2;
     int full = lane->used + recipe->room > lane->most_parts;
     if (full && !is_ready(lane->combine)) return -2;

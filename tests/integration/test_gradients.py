@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ import ulpscope
 from ulpscope.naming import call_text, slot_text
 from ulpscope.records import Phase
 from ulpscope.store.reader import Dump
+
+# Where torch keeps the class that it asks for its way to hang a hook.
+_LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
 
 
 def gradients(dump: Dump, name: str) -> dict[str, np.ndarray]:
@@ -229,6 +234,8 @@ print("alive")
 
 def test_hooks_of_the_program_are_put_where_torch_puts_them(tmp_path: Path) -> None:
     function = torch.autograd.Function
+    asked = ctypes.c_void_p.in_dll(ctypes.CDLL(_LIBRARY), "THPFunctionClass") if _LIBRARY.exists() else None
+    address = asked and asked.value
     before, code = dict(vars(function)), function._register_hook.__code__
     x = torch.ones(3, requires_grad=True)
     seen: list[str] = []
@@ -241,6 +248,7 @@ def test_hooks_of_the_program_are_put_where_torch_puts_them(tmp_path: Path) -> N
         y.backward()
         kept.remove()
         assert dict(vars(function)) == before and function._register_hook.__code__ is code
+        assert asked is None or asked.value == address
     assert seen == ["before", "after"]
     assert dict(vars(function)) == before and function._register_hook.__code__ is code
     dump = ulpscope.open_dump(tmp_path / "run")
@@ -248,3 +256,36 @@ def test_hooks_of_the_program_are_put_where_torch_puts_them(tmp_path: Path) -> N
         "Tensor.sum.0.backward",
         "Tensor.__mul__.0.backward",
     ]
+
+
+def test_a_node_that_has_hooks_of_the_program_keeps_them_all(tmp_path: Path) -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 2
+
+    seen: list[str] = []
+
+    class Hooked(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.cos(x)
+            y.grad_fn.register_hook(lambda *_: seen.append("after"))
+            y.grad_fn.register_prehook(lambda *_: seen.append("before"))
+            return y
+
+    x = torch.ones(3, requires_grad=True)
+    model = torch.nn.Sequential(Hooked(), Hooked())
+    with ulpscope.capture(tmp_path / "run", model=model, level="mix"):
+        y = Doubled.apply(model(x)).sum()
+        y.backward()
+    assert seen == ["before", "after"] * 2
+    dump = ulpscope.open_dump(tmp_path / "run")
+    backward = [call_text(call.id) for call in dump.calls() if call.id.phase is Phase.BACKWARD]
+    assert {"Torch.cos.0.backward", "Torch.cos.1.backward", "Module.0.Hooked.backward.0"} <= set(backward), backward
+    x.grad = None
+    Doubled.apply(model(x)).sum().backward()
+    assert seen == ["before", "after"] * 4
