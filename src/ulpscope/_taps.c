@@ -146,7 +146,7 @@ static int frames_place(Frames *f, const uint64_t places[5], const Bytes parts[5
     ring_copy(f, end, head, FRAME_HEAD), end += FRAME_HEAD;
     for (int i = 0; i < 5; end += lengths[i++]) if (lengths[i]) ring_copy(f, end, parts[i].data, lengths[i]);
     __atomic_store_n((uint64_t *)(f->map + RING_HEAD), end, __ATOMIC_RELEASE);
-    f->full = end - taken > f->capacity / 4;
+    f->full = end - taken > f->capacity / 16; /* what is filed during a step nobody waits for at its end */
     return 1;
 }
 /* Last of all: Python may raise there what is meant for the program. */

@@ -113,7 +113,7 @@ enum {
     RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING,
         GRAD_ENABLED,
     SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, FRESH, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS, ORDINARY, MEANT,
-        FREEING, OWN, ADD, EXCLUDED, INFERENCE, TAP, BACKWARD, NAMES, APIS, GIVEN
+        FREEING, OWN, ADD, EXCLUDED, INFERENCE, TAP, BACKWARD, NAMES, APIS, MODES, GIVEN
 };
 typedef struct {
     PyObject_HEAD
@@ -137,7 +137,7 @@ typedef struct {
     uint32_t places[ROLES][MOST_PLACES];
     Chain *chains;
     size_t chain_count, chain_room;
-    Table links, stacks, marked, codes, sites, shapes;
+    Table links, stacks, marked, codes, sites, shapes, names_met;
     PyObject *kept;    /* code objects, whose addresses are keys */
     PyObject *nowhere; /* the empty path */
     Meta *metas;
@@ -194,6 +194,7 @@ int64_t text_number(Fast *, int64_t entry);
 int64_t plain_entry(Fast *, PyObject *text);
 int64_t json_entry(Fast *, PyObject *json);
 int64_t slot_entry(Fast *, int role, PyObject *path);
+PyObject *place_path(Py_ssize_t at);
 int64_t place_entry(Fast *, int role, Py_ssize_t at);
 int64_t named_at(Fast *, PyObject *kind, PyObject *name);
 PyObject *frame_back(PyObject *frame); /* None behind the last */

@@ -49,17 +49,20 @@ typedef struct {
     PyObject_HEAD
     Fast *fast;
     Forward forward;
-    PyObject *outputs, *slots, *weak;
+    PyObject *outputs, **slots, *weak; /* a path or NULL for each gradient of the node: no tuple, which the collector would walk */
+    Py_ssize_t count;
     long long again;
     int output, gaps; /* without outputs: the one output, which is shown at the first place */
 } Hook;
 
-static Hook *new_hook(Fast *f, const Call *c, int output, PyObject *outputs, PyObject *slots, int gaps) {
+static Hook *new_hook(Fast *f, const Call *c, int output, PyObject *outputs, size_t slots, int gaps) {
     Hook *h = (Hook *)PyType_GenericAlloc(hook_type, 0);
     if (!h) return NULL;
+    if (slots && !(h->slots = calloc(slots, sizeof *h->slots))) return Py_DECREF(h), PyErr_NoMemory(), NULL;
+    h->count = (Py_ssize_t)slots;
     h->fast = (Fast *)Py_NewRef((PyObject *)f);
     h->forward = forward_of(c);
-    h->outputs = Py_XNewRef(outputs), h->slots = Py_NewRef(slots);
+    h->outputs = Py_XNewRef(outputs);
     h->output = output, h->gaps = gaps;
     return h;
 }
@@ -82,10 +85,10 @@ static int hook_show(Hook *h, State *s, PyObject *in, PyObject *out) {
     Call *c = open_backward(f, s, h->forward.kind, h->forward.name, h->forward.facts, h->forward.module, h->again++);
     if (!c) return -1;
     int failed = show_outputs(f, c, h->outputs, h->output, out, h->gaps, 0);
-    Py_ssize_t left = PyTuple_Size(in), slots = PyTuple_Size(h->slots);
-    for (Py_ssize_t at = 0; !failed && at < slots && at < left; at++) {
-        PyObject *path = PyTuple_GetItem(h->slots, at), *grad = PyTuple_GetItem(in, at);
-        if (path != Py_None && (grad != Py_None || h->gaps)) failed = show(f, c, OUTPUT, path, 0, grad, NULL, 1);
+    Py_ssize_t left = PyTuple_Size(in);
+    for (Py_ssize_t at = 0; !failed && at < h->count && at < left; at++) {
+        PyObject *path = h->slots[at], *grad = PyTuple_GetItem(in, at);
+        if (path && (grad != Py_None || h->gaps)) failed = show(f, c, OUTPUT, path, 0, grad, NULL, 1);
     }
     failed = failed || close_call(f, c);
     Py_DECREF(c);
@@ -106,7 +109,9 @@ static void hook_dealloc(Hook *h) {
     PyTypeObject *type = Py_TYPE(h);
     if (h->weak) PyObject_ClearWeakRefs((PyObject *)h);
     forward_drop(&h->forward);
-    Py_XDECREF(h->fast), Py_XDECREF(h->outputs), Py_XDECREF(h->slots);
+    for (Py_ssize_t at = 0; at < h->count; at++) Py_XDECREF(h->slots[at]);
+    free(h->slots);
+    Py_XDECREF(h->fast), Py_XDECREF(h->outputs);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(h);
     Py_DECREF(type);
 }
@@ -181,6 +186,14 @@ static int pass_finish(Pass *p) {
     unlink_pass(p); /* which may be the last that holds it */
     return failed ? -1 : 0;
 }
+/* As backward.py has it, which keeps the graph and modes of the program out of it; here where there are none. */
+static PyObject *add(Fast *f, PyObject *one, PyObject *two) {
+    if (is_tensor(f, one) && is_tensor(f, two) && !is_grad_on() && f->given[MODES] != Py_None) {
+        int modes = truth_of(PyObject_CallNoArgs(f->given[MODES]));
+        if (modes <= 0) return modes ? NULL : PyNumber_Add(one, two);
+    }
+    return PyObject_CallFunctionObjArgs(f->given[ADD], one, two, NULL);
+}
 /* An argument used twice inside the call gets the sum of both gradients; it is shown when the last has come. */
 static int pass_add(Pass *p, Share *share, PyObject *grad) {
     int left = --share->waiting, failed = 0;
@@ -189,7 +202,7 @@ static int pass_add(Pass *p, Share *share, PyObject *grad) {
     if (grad == Py_None) whole = sum;
     else if (!sum) whole = Py_NewRef(grad);
     else {
-        whole = PyObject_CallFunctionObjArgs(p->fast->given[ADD], sum, grad, NULL);
+        whole = add(p->fast, sum, grad);
         Py_DECREF(sum);
         if (!whole) return -1;
     }
@@ -453,31 +466,31 @@ done:
 /* 1 where a node of the call has a child that the call made too. */
 static int arm_single(Fast *f, Call *c, int64_t sequence, const Root *root, const Edges *e) {
     Children children;
-    PyObject *slots = NULL;
+    Child child, other;
     Hook *hook = NULL;
     int status = -1;
     if (children_of(root->node, e->native, &children)) return -1;
     for (size_t at = 0; at < children.count; at++) {
-        Child child, other;
         if (child_at(&children, at, &child)) goto done;
         if (child.node && child.sequence != LEAF && (int64_t)child.sequence >= sequence) {
             status = 1;
             goto done;
         }
-        if (!slots && !(slots = PyTuple_New((Py_ssize_t)children.count))) goto done;
+    }
+    if (!(hook = new_hook(f, c, root->output, root->outputs, children.count, 0))) goto done;
+    for (size_t at = 0; at < children.count; at++) {
         int turn = 0, found = -1;
+        if (child_at(&children, at, &child)) goto done;
         for (size_t i = 0; child.node && i < at; i++) {
             if (child_at(&children, i, &other)) goto done;
             turn += other.node == child.node && other.number == child.number;
         }
         if (child.node && (found = find_edge(e, &child, turn)) == -2) goto done;
-        PyTuple_SetItem(slots, (Py_ssize_t)at, Py_NewRef(found >= 0 ? e->list[found].path : Py_None));
+        if (found >= 0) hook->slots[at] = Py_NewRef(e->list[found].path);
     }
-    if (!slots && !(slots = PyTuple_New(0))) goto done;
-    if (!(hook = new_hook(f, c, root->output, root->outputs, slots, 0))) goto done;
     status = hang(root->node, e->native, 0, (PyObject *)hook) || hold(f, root->value, (PyObject *)hook) ? -1 : 0;
 done:
-    Py_XDECREF(children.list), Py_XDECREF(slots), Py_XDECREF(hook);
+    Py_XDECREF(children.list), Py_XDECREF(hook);
     return status;
 }
 
@@ -574,7 +587,12 @@ PyObject *fast_hook(Fast *f, PyObject *args) {
     int gaps;
     if (!PyArg_ParseTuple(args, "O!O!O!p", call_type, &call, &PyDict_Type, &outputs, &PyTuple_Type, &slots, &gaps))
         return NULL;
-    return (PyObject *)new_hook(f, (Call *)call, -1, outputs, slots, gaps);
+    Hook *hook = new_hook(f, (Call *)call, -1, outputs, (size_t)PyTuple_Size(slots), gaps);
+    for (Py_ssize_t at = 0; hook && at < hook->count; at++) {
+        PyObject *path = PyTuple_GetItem(slots, at);
+        hook->slots[at] = path == Py_None ? NULL : Py_NewRef(path);
+    }
+    return (PyObject *)hook;
 }
 PyObject *fast_edges(Fast *f, PyObject *args) {
     PyObject *values, *named;

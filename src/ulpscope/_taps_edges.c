@@ -56,7 +56,7 @@ Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek, int native)
     if (e) e->native = (char)native;
     for (Py_ssize_t at = 0, size = PyTuple_Size(args); !failed && at < size; at++) {
         if (is_plain(f, value = PyTuple_GetItem(args, at))) continue;
-        path = Py_BuildValue("(n)", at);
+        path = place_path(at);
         failed = !path || visit_leaves(f, value, path, add_leaf, &how);
         Py_XDECREF(path);
     }

@@ -8,7 +8,7 @@ static const char *const given_names[GIVEN] = {
     "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "fresh", "wrapped",
     "measure", "measure_flags", "others", "ordinary", "meant", "free", "own", "added", "excluded", "inference", "tap",
     "backward",
-    "names", "apis",
+    "names", "apis", "modes",
 };
 static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
     PyObject *key, *value;
@@ -151,7 +151,7 @@ static void fast_dealloc(Fast *f) {
     forget_values(f);
     fast_clear(f);
     drop_apis(f);
-    Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->distrusted, &f->keys};
+    Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->names_met, &f->distrusted, &f->keys};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_empty(tables[i]);
     for (size_t i = 0; i < f->entry_count; i++) Py_XDECREF(f->entries[i].json);
     for (size_t i = 0; i < f->chain_count; i++) Py_XDECREF(f->chains[i].json);

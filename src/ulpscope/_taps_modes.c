@@ -133,7 +133,7 @@ int show(Fast *f, Call *c, int role, PyObject *path, Py_ssize_t at, PyObject *va
     if (!path && !unread && (is_tensor(f, value) || is_plain(f, value)))
         return show_at(f, c, place_entry(f, role, at), value, produced);
     Showing how = {c, unread, role, produced};
-    PyObject *whole = path ? Py_NewRef(path) : Py_BuildValue("(n)", at);
+    PyObject *whole = path ? Py_NewRef(path) : place_path(at);
     int failed = !whole || visit_leaves(f, value, whole, show_leaf, &how);
     Py_XDECREF(whole);
     return failed ? -1 : 0;

@@ -55,6 +55,11 @@ int64_t plain_entry(Fast *f, PyObject *text) {
     return found < 0 || index_put(f->plain, text, found) ? -1 : found;
 }
 int64_t slot_entry(Fast *f, int role, PyObject *path) {
+    if (PyTuple_Size(path) == 1 && PyLong_CheckExact(PyTuple_GetItem(path, 0))) {
+        Py_ssize_t at = PyLong_AsSsize_t(PyTuple_GetItem(path, 0));
+        if (at >= 0 && at < MOST_PLACES && f->places[role][at] != NONE32) return f->places[role][at];
+        PyErr_Clear(); /* a key of a dictionary, larger than any place */
+    }
     int64_t found = indexed(f->slot_index[role], path);
     if (found != -2) return found;
     PyObject *name = PyObject_GetAttrString(PyTuple_GetItem(f->given[ROLE_LIST], role), "value");
@@ -64,23 +69,34 @@ int64_t slot_entry(Fast *f, int role, PyObject *path) {
     Py_XDECREF(name), Py_XDECREF(content);
     return found < 0 || index_put(f->slot_index[role], path, found) ? -1 : found;
 }
+/* The path of a place, always the same object for the first ones: thousands of them wait in hooks. */
+PyObject *place_path(Py_ssize_t at) {
+    static PyObject *paths[MOST_PLACES];
+    if (at < MOST_PLACES && paths[at]) return Py_NewRef(paths[at]);
+    PyObject *path = Py_BuildValue("(n)", at);
+    if (path && at < MOST_PLACES && !paths[at]) paths[at] = Py_NewRef(path);
+    return path;
+}
 int64_t place_entry(Fast *f, int role, Py_ssize_t at) {
     if (at < MOST_PLACES && f->places[role][at] != NONE32) return f->places[role][at];
-    PyObject *path = Py_BuildValue("(n)", at);
+    PyObject *path = place_path(at);
     int64_t found = path ? slot_entry(f, role, path) : -1;
     Py_XDECREF(path);
     if (found >= 0 && at < MOST_PLACES) f->places[role][at] = (uint32_t)found;
     return found;
 }
 int64_t named_at(Fast *f, PyObject *kind, PyObject *name) {
-    PyObject *key = PyTuple_Pack(2, kind, name);
-    int64_t found = key ? indexed(f->named_index, key) : -1;
+    /* The texts that a name was first met with are its key: they stay. */
+    uint64_t *met = table_find(&f->names_met, (uint64_t)kind, (uint64_t)name, 0);
+    PyObject *key = met ? NULL : PyTuple_Pack(2, kind, name);
+    int64_t found = met ? (int64_t)*met : key ? indexed(f->named_index, key) : -1;
     if (found == -2) {
         int64_t one = plain_entry(f, kind), two = one < 0 ? -1 : plain_entry(f, name);
         found = -1;
         if (two >= 0 && !grow(&f->named, &f->named_room, f->named_count + 1, sizeof *f->named)) {
             f->named[f->named_count] = (Named){(uint32_t)one, (uint32_t)two, f->counted, {0}};
-            if (!index_put(f->named_index, key, (int64_t)f->named_count)) found = (int64_t)f->named_count++;
+            if (!index_put(f->named_index, key, (int64_t)f->named_count) && !table_put(&f->names_met, (uint64_t)kind,
+                (uint64_t)name, 0, f->named_count)) found = (int64_t)f->named_count++;
         }
     }
     Py_XDECREF(key);
@@ -250,7 +266,7 @@ int visit_leaves(Fast *f, PyObject *value, PyObject *path, Visit visit, void *to
     int failed = 0;
     if (is_flat(f, value)) {
         for (Py_ssize_t at = 0; !failed && at < PySequence_Size(value); at++) {
-            PyObject *item = PySequence_GetItem(value, at), *step = Py_BuildValue("(n)", at),
+            PyObject *item = PySequence_GetItem(value, at), *step = place_path(at),
                 *full = step ? PySequence_Concat(path, step) : NULL;
             failed = !item || !full || visit(f, to, full, item);
             Py_XDECREF(item), Py_XDECREF(step), Py_XDECREF(full);
@@ -634,6 +650,6 @@ void forget_step(Fast *f, int anew) {
         f->entry_count = f->named_count = 0;
         f->chain_count = 1, f->chains[0].bits = 0;
         memset(f->places, 0xFF, sizeof f->places);
-        table_empty(&f->links);
+        table_empty(&f->links), table_empty(&f->names_met);
     }
 }

@@ -108,7 +108,7 @@ class PlainFrames:
         view[_DATA : _DATA + len(frame) - first] = frame[first:]
         head += len(frame)
         view[_HEAD] = head.to_bytes(8, "little")
-        if head - taken > capacity // 4:
+        if head - taken > capacity // 16:
             self._wake()
         return True
 

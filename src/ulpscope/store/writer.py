@@ -88,6 +88,8 @@ class DumpWriter:
         self._files: list[int] = []
         self._payload_file = self._direct_file = -1
         self._folder: Path | None = None
+        # That folder until its files are made, wherever it may be moved to; None where it cannot be held.
+        self._place: int | None = None
         # One thread at a time is inside: all of them hold the gate of the recorder.
         self.frames = Frames(self._put_frame, self._wake)
         self._reset()
@@ -124,6 +126,9 @@ class DumpWriter:
         try:
             with beside_streams():
                 folder.mkdir(parents=True)
+                self._leave_place()
+                with contextlib.suppress(OSError, AttributeError):
+                    self._place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
                 self._say(folder, manifest)
                 self.journal = self._ring(self.journal, folder / layout.JOURNAL, JOURNAL_BYTES)
                 self.frames.attach(self.journal.view)
@@ -143,22 +148,31 @@ class DumpWriter:
         """Before the first bytes go into them; until then all is in the rings."""
         names = (*layout.TABLES, *((layout.PAYLOAD,) if self._payload_bytes else ()))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        place = self._place
+        paths = [name if place is not None else os.fspath(folder / name) for name in names]
         files: list[int] = []
         try:
             with beside_streams():
-                for name in names:
-                    files.append(os.open(folder / name, flags, 0o640))
+                for path in paths:
+                    files.append(os.open(path, flags, 0o640, dir_fd=place))
                 if self._payload_bytes:
                     with contextlib.suppress(OSError, AttributeError):
-                        self._direct_file = os.open(folder / layout.PAYLOAD, os.O_WRONLY | os.O_DIRECT)
+                        self._direct_file = os.open(paths[-1], os.O_WRONLY | os.O_DIRECT, dir_fd=place)
         except BaseException:  # without a thread of ours this is the program's, where a signal handler may raise
-            for descriptor, name in zip(files, names, strict=False):
+            for descriptor, path in zip(files, paths, strict=False):
                 os.close(descriptor)
-                (folder / name).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path, dir_fd=place)
             raise
         if self._payload_bytes:
             self._payload_file = files.pop()
         self._files = files
+        self._leave_place()
+
+    def _leave_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            os.close(place)
 
     def close(self, manifest: dict[str, Any]) -> None:
         """Ends the dump: everything in its files, the manifest last."""
@@ -203,6 +217,7 @@ class DumpWriter:
 
     def _close_files(self) -> OSError | None:
         """Closes every file; the first error, if any."""
+        self._leave_place()
         first = None
         for descriptor in (*self._files, self._payload_file, self._direct_file):
             if descriptor >= 0:

@@ -128,7 +128,7 @@ class BackwardTap:
         self.observer = observer
         self._fast = observer.fast
         if self._fast is not None:
-            self._fast.give(added=_sum)
+            self._fast.give(added=_sum, modes=torch._C._len_torch_dispatch_stack)
         self._node_order = node_order
         self._unfinished: dict[int, _Gradients] = {}
         self._armed = 0
