@@ -178,9 +178,10 @@ int64_t frames_stack(Frames *f, PyObject *json, long long parent) {
     char end[48];
     int size = snprintf(end, sizeof end, parent < 0 ? ", \"parent\": null}\n" : ", \"parent\": %lld}\n", parent);
     static const char begin[] = "{\"frames\": ";
-    if (append(&f->strings, begin, sizeof begin - 1) || append(&f->strings, PyBytes_AsString(json), (size_t)PyBytes_Size(json)))
-        return -1;
-    return frames_string(f, end, (size_t)size);
+    size_t before = f->strings.size;
+    if (append(&f->strings, begin, sizeof begin - 1) || append(&f->strings, PyBytes_AsString(json), (size_t)PyBytes_Size(json)) ||
+        append(&f->strings, end, (size_t)size)) return f->strings.size = before, -1;
+    return f->string_count++;
 }
 static PyObject *frames_add_string(Frames *f, PyObject *text) {
     PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");

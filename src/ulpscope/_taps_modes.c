@@ -381,8 +381,11 @@ static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t l
     if (sign == Py_None) return api_name;
     if (sign == Py_False) return NULL;
     if (!PyTuple_CheckExact(sign)) return sign;
-    /* Which of the two was the tensor? Two signs, and the variables on the left and on the right. */
-    if (PyTuple_Size(args) < 2 || is_tensor(f, PyTuple_GetItem(args, 1))) return PyTuple_GetItem(sign, 0);
+    /* Which of the two was the tensor? Two signs, the variables on the left and on the right, and which it is if the code tells. */
+    PyObject *second = PyTuple_Size(args) > 1 ? PyTuple_GetItem(args, 1) : NULL, *told = PyTuple_GetItem(sign, 4);
+    if (!second || is_tensor(f, second)) return PyTuple_GetItem(sign, 0);
+    if (!is_plain(f, second)) return NULL;
+    if (told != Py_None) return told;
     for (int side = 0; side < 2; side++)
         if (frame_holds(frame, PyTuple_GetItem(sign, 2 + side), PyTuple_GetItem(args, 0))) return PyTuple_GetItem(sign, side);
     return NULL;

@@ -201,6 +201,7 @@ void *node_leaf(const void *node) {
 }
 /* `asked` answers instead of the class that torch asks for its way to do this. */
 PyObject *node_hang(void *node, int before, PyObject *hook, PyObject *asked) {
+    if (!graph.function_class) return graph.hang[before](node, hook);
     PyObject *class = *graph.function_class;
     *graph.function_class = asked;
     PyObject *handle = graph.hang[before](node, hook);
@@ -281,7 +282,7 @@ PyObject *learn_graph(PyObject *module, PyObject *list) {
     const Wanted wanted[] = {{"_ZNK2at10TensorBase7grad_fnEv", 0, &graph.grad_fn},
         {"_ZN5torch8autograd20registerFunctionHookERNS0_4NodeEP7_object", 2, &graph.hang[0]},
         {"_ZN5torch8autograd23registerFunctionPreHookERNS0_4NodeEP7_object", 2, &graph.hang[1]},
-        {"THPFunctionClass", 2, &graph.function_class}, {"_ZN2at15sequence_number4peekEv", 0, &graph.sequence}};
+        {"_ZN2at15sequence_number4peekEv", 0, &graph.sequence}};
     Sample samples[MOST];
     Leaves leaves;
     const uint64_t *nodes[MOST];
@@ -302,6 +303,7 @@ PyObject *learn_graph(PyObject *module, PyObject *list) {
             found = has_edges(samples, (size_t)count, 8 * word, bytes, &leaves) && has_leaves(&leaves, samples, (size_t)count);
     if (PyErr_Occurred()) return NULL;
     graph.ready = good && found;
+    graph.function_class = found_in("libtorch_python.so", "THPFunctionClass");
     return PyBool_FromLong(graph.ready);
 }
 /* The four answers, by which Python sees whether they are right; None where a function is missing. */

@@ -98,6 +98,36 @@ def test_a_number_in_a_variable_or_an_attribute_is_a_number_too(tmp_path: Path) 
     ]
 
 
+class Weight(torch.nn.Parameter):
+    pass
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def test_a_variable_tells_which_operand_was_the_tensor(tmp_path: Path) -> None:
+    x, number, weight = torch.ones(3), 0.5, Weight(torch.ones(3))
+
+    def program() -> None:
+        count = 2
+        for _ in range(2):
+            x + number
+            number + x
+            x * _same(0.5)
+            _same(0.5) * x
+            x + x
+            math.prod([x, x]) + x
+            _same(weight) + weight
+            _same(x) * count
+
+    with ulpscope.capture(tmp_path):
+        program()
+    signs = [name.split(".")[1] for name in names(tmp_path)]
+    once = ["__add__", "__radd__", "__mul__", "__rmul__", "__add__", "__add__", "__add__", "__mul__"]
+    assert [sign for sign in signs if sign != "mul"] == once * 2  # math.prod is C, and writes no sign
+
+
 def test_arguments_of_a_python_function_stand_where_the_caller_put_them(tmp_path: Path) -> None:
     x, weight, bias = torch.randn(2, 3, requires_grad=True), torch.ones(3, requires_grad=True), torch.zeros(3)
     with ulpscope.capture(tmp_path):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import statistics
 import time
 from pathlib import Path
 
+import pytest
+
+from ulpscope.errors import CaptureError
 from ulpscope.store import layout
 from ulpscope.store.writer import DumpWriter
 
@@ -24,3 +29,37 @@ def test_the_files_of_a_dump_are_made_right_after_it_was_opened(tmp_path: Path) 
     writer.shutdown()
     # A thread that nobody wakes looks by itself after a fifth of a second.
     assert statistics.median(waited) < 0.15, waited
+
+
+def test_a_folder_that_is_moved_at_once_gets_its_files_all_the_same(tmp_path: Path) -> None:
+    for step in range(20):
+        writer = DumpWriter()
+        writer.open(tmp_path / "run" / f"step{step}" / "rank0", {"state": "open"})
+        (tmp_path / "run").rename(tmp_path / f"moved{step}")
+        writer.add_string('"kept"')
+        writer.close({"state": "complete"})
+        folder = tmp_path / f"moved{step}" / f"step{step}" / "rank0"
+        assert (folder / layout.TABLES[0]).read_text() == '"kept"\n', (step, os.listdir(folder))
+        assert writer.failure is not None  # the manifest could not be finished where it was
+        writer.shutdown()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
+    def held() -> list[str]:
+        links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return [target for link in links if link.exists() and str(tmp_path) in (target := os.readlink(link))]
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for turn in range(3):
+        writer = DumpWriter()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # enough for a manifest, not for a journal
+        try:
+            with pytest.raises(CaptureError, match="choose another folder"):
+                writer.open(tmp_path / f"run{turn}" / "rank0", {"state": "open"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        writer.open(tmp_path / f"again{turn}" / "rank0", {"state": "open"})
+        writer.close({"state": "complete"})
+        writer.shutdown()
+    assert held() == []

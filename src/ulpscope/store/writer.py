@@ -135,11 +135,13 @@ class DumpWriter:
                 if self._payload_bytes:
                     self.payloads = self._ring(self.payloads, folder / layout.PAYLOAD_JOURNAL, self._payload_bytes)
         except FileExistsError as error:
+            self._leave_place()
             raise FolderTakenError(
                 f"{error.filename} exists already: an earlier capture lies there and is never mixed with a new one; "
                 "choose another folder, or ask for it to be replaced (overwrite=True, --overwrite)"
             ) from None
         except OSError as error:
+            self._leave_place()
             place = f" ({error.filename})" if error.filename else ""
             raise CaptureError(f"cannot write into {folder}: {error.strerror}{place}; choose another folder") from error
         self._folder = folder
@@ -149,6 +151,11 @@ class DumpWriter:
         names = (*layout.TABLES, *((layout.PAYLOAD,) if self._payload_bytes else ()))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         place = self._place
+        try:
+            if place is not None:
+                os.fstat(place)
+        except OSError:  # the program has closed it
+            place = self._place = None
         paths = [name if place is not None else os.fspath(folder / name) for name in names]
         files: list[int] = []
         try:
@@ -172,7 +179,8 @@ class DumpWriter:
     def _leave_place(self) -> None:
         place, self._place = self._place, None
         if place is not None:
-            os.close(place)
+            with contextlib.suppress(OSError):  # the program may have closed it
+                os.close(place)
 
     def close(self, manifest: dict[str, Any]) -> None:
         """Ends the dump: everything in its files, the manifest last."""
@@ -251,6 +259,7 @@ class DumpWriter:
     def shutdown(self) -> None:
         """Gives back the rings and the thread. The writer is of no use afterwards."""
         self._end_thread()
+        self._leave_place()
         self.frames.attach(None)  # a daemon thread of the program may be in the middle of a call
         with self._lock:
             rings = (self.journal, self.payloads)

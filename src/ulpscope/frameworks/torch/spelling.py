@@ -26,6 +26,7 @@ _OLD_OPCODES = {
 _REFLECTED = {"__add__": "__radd__", "__mul__": "__rmul__"}
 _TORCH_FILES = (torch._tensor.__file__, torch.overrides.__file__)
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")
+_DOUBLE_LOADS = ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
 _CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
 _NUMBER_MAKERS = frozenset({"math", "float", "int", "len"})
 _UNKNOWN = object()
@@ -66,18 +67,17 @@ class Spelling:
 
     def site_sign(self, frame: types.FrameType) -> str | tuple[str | None, ...] | bool | None:
         """What follows from the code alone of how a call was written: a sign, or None for a plain call. Where the other operand
-        may be a number: the sign, what it is if the number stands on the left, and the names of both operands, each None where it
-        is no variable. False where `sign` must look."""
+        may be a number: the sign, what it is if the number stands on the left, the names of both operands, each None where it is
+        no variable, and which of the two it is if the code tells. False where `sign` must look."""
         self._read(frame.f_code)
         found = self._signs.get((id(frame.f_code), frame.f_lasti))
         if found is None:
             return None
         sign, left, right = found
-        if sign in _REFLECTED and right != ():
-            if left == ():
-                return _REFLECTED[sign]
-            names = (operand[0] if operand and len(operand) == 1 else None for operand in (left, right))
-            return sign, _REFLECTED[sign], *names
+        if sign in _REFLECTED:
+            names = [operand[0] if operand and len(operand) == 1 else None for operand in (left, right)]
+            told = _REFLECTED[sign] if left == () else sign if right == () else None
+            return sign, _REFLECTED[sign], *names, told
         return False if sign.startswith("__i") and sign != "__invert__" else sign
 
     def call_shape(self, frame: types.FrameType) -> tuple[int, tuple[str, ...]] | None:
@@ -137,6 +137,9 @@ def _operands(before: list[dis.Instruction]) -> tuple[Operand | None, Operand | 
         total += dis.stack_effect(step.opcode, step.arg, jump=False)
         if total == 1:
             return _operand(before[:at]), _operand(before[at:])
+        if total > 1:  # one instruction that loads two, since Python 3.13
+            both = step.argval if at == len(before) - 1 and step.opname in _DOUBLE_LOADS else ()
+            return ((str(both[0]),), (str(both[1]),)) if len(both) == 2 else (None, None)
     return None, None
 
 
