@@ -272,6 +272,8 @@ def test_tensors_of_one_call_are_measured_together_and_each_right(tmp_path: Path
     sizes = [3, 256, 1000, 70_001, 1 << 20, 2_000_000, *[600 + 2 * number for number in range(150)]]
     values = [torch.randn(size, device="cuda").to(dtype) for dtype in (torch.float32, torch.bfloat16) for size in sizes]
     values += [torch.randn(size, 40, device="cuda").t() for size in (5, 300, 7000)]
+    heads = [torch.randn(2, 40, size, 64, device="cuda").transpose(1, 2) for size in (16, 30)]
+    values += [head.to(dtype) for dtype in (torch.float32, torch.bfloat16) for head in heads]
     capture = ulpscope.Capture(tmp_path / "run", level="op", checksum=checksum)
     for _ in range(2):  # in the first the kernels are made
         capture.start()

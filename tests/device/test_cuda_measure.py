@@ -215,6 +215,54 @@ def test_layouts_are_read_in_row_major_order(way: str, layout: str, dtype: torch
     check(way, [LAYOUTS[layout](numbers(120_000, dtype))])
 
 
+# In runs of 16 bytes, but for the last two; with more than one share of a turn, and blocks that are not whole.
+RUNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "heads": lambda x: x[: 2 * 37 * 26 * 64].reshape(2, 37, 26, 64).transpose(1, 2),
+    "pairs": lambda x: x[: 40 * 2 * 30 * 64].reshape(40, 2, 30, 64).permute(2, 0, 1, 3),
+    "three": lambda x: x[: 300 * 8 * 56].reshape(300, 8, 56).transpose(0, 1),
+    "halves": lambda x: x[: 2000 * 128].reshape(2000, 128)[:, 16:80],
+    "odd end": lambda x: x[: 7 * 31 * 5 * 120].reshape(7, 31, 5, 120).permute(2, 0, 1, 3),
+    "outermost repeated": lambda x: x[: 400 * 64].reshape(400, 64).expand(5, 400, 64),
+    "large": lambda x: x[: 4 * 4099 * 16 * 64].reshape(4, 4099, 16, 64).transpose(1, 2),
+    "short": lambda x: x[: 20_000 * 8].reshape(200, 100, 8).transpose(0, 1)[:, :, :4],
+    "elsewhere": lambda x: x[: 2000 * 128].reshape(2000, 128)[:, 3:67],
+}
+
+
+@pytest.mark.parametrize("layout", RUNS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tensors_that_lie_in_runs_are_read_in_row_major_order(way: str, layout: str, dtype: torch.dtype) -> None:
+    if layout == "large" and way != "cuda":
+        pytest.skip("takes long by torch operators, which know no shares")
+    whole = numbers(4 * 4099 * 16 * 64 if layout == "large" else 300_000, dtype)
+    value, tiny, odd = RUNS[layout](whole), RUNS[layout](whole * 1e-4), whole.clone()
+    for place in (0, 70, 20_001):
+        odd[place], odd[place + 1], odd[place + 2] = float("nan"), float("inf"), float("-inf")
+    check(way, [value, RUNS[layout](odd), tiny])
+    check(way, [value], native.STATS | native.SKETCH)
+    check(way, [value], native.STATS)
+
+
+def test_dividing_by_a_size_is_multiplying_and_shifting() -> None:
+    generator = np.random.default_rng(0)
+    sizes = [*range(2, 600), *map(int, generator.integers(2, 1 << 31, 500)), (1 << 31) - 1, 1 << 30, (1 << 30) + 1]
+    for size in sizes:
+        how = cuda_gauge._divisor(size)
+        factor, shift = how & 0xFFFFFFFF, how >> 32
+        last = ((1 << 31) - 1) // size * size
+        for number in (
+            0,
+            1,
+            size - 1,
+            size,
+            last - 1,
+            last,
+            (1 << 31) - 1,
+            *map(int, generator.integers(0, 1 << 31, 20)),
+        ):
+            assert (number * factor >> 32) >> shift == number // size
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 def test_complex_numbers_are_measured_by_their_modulus(way: str, dtype: torch.dtype) -> None:
     value = torch.view_as_complex(numbers(60_000, torch.float64).reshape(-1, 2)).to(dtype)

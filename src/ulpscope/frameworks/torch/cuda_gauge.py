@@ -38,6 +38,7 @@ _SMALLEST_SPAN = 32
 _WIDE, _SHARE, _MOST_SHARES = 1 << 16, 1 << 21, 4
 _MOST_PROGRAMS = 512
 _DIMENSIONS, _CONTIGUOUS = 4, (1, 1, 1, 0, 0, 0, 1)
+_NO_RUNS = (0,) * 9
 _NO_CHECKS = (0, 0, 0, 0)
 _RESIDUES = 1024
 _SMALLEST_RESIDUE_SPAN, _RESIDUE_STEP = 16 << 10, 2 << 10
@@ -90,7 +91,8 @@ class Plan:
     launch: Launch | None
     programs: int
     scalars: tuple[int, ...]
-    # For large ordinary tensors at aligned places. The scalars are the number of elements and the shares of a turn.
+    # For large ordinary tensors at aligned places. The scalars are the number of elements, the shares of a turn, and the runs of 16
+    # bytes that it lies in.
     wide: Launch | None
     wide_programs: int
     wide_scalars: tuple[int, ...]
@@ -236,17 +238,18 @@ class CudaGauge:
         constants = (name, plan.kind, self._sketched, plan.item > 0, self._kernels.ROWS, *further, plan.item)
         plan.launch = self._launch(self._kernels.measure, constants)
         plan.direct = not plan.contiguous and (not self._checked or plan.item > 0 or plan.nbytes % 4 == 0)
-        if plan.kind == FLOAT and not plan.item and numel >= _WIDE:
+        runs = _runs(plan.form, 16 // dtype.itemsize) if plan.item else _NO_RUNS
+        if plan.kind == FLOAT and runs is not None and numel >= _WIDE:
             split = min(_MOST_SHARES, max(1, numel // _SHARE))
             packed = self._packed.get(dtype.name, 0)
             registers = _REGISTERS_OF_PAIRS if packed and not self._checked else _REGISTERS
             plan.wide = self._launch(
                 self._kernels.measure_wide,
-                (name, self._sketched, 16 // dtype.itemsize, packed, *further),
+                (name, self._sketched, 16 // dtype.itemsize, packed, plan.item, *further),
                 registers=registers if packed or dtype.name == "float32" else None,
             )
             plan.wide_programs = BUCKETS * split + (numel % BUCKETS > 0)
-            plan.wide_scalars = (numel, split)
+            plan.wide_scalars = (numel, split, *runs)
             plan.room = max(plan.programs, plan.wide_programs)
 
     def _launch(self, kernel: Any, constants: tuple[Any, ...] = (), *, registers: int | None = None) -> Launch:
@@ -423,6 +426,24 @@ def _rounded(number: int, step: int) -> int:
 def _words(numbers: list[int], device: torch.device) -> Tensor:
     with torch.no_grad(), _no_dispatch():
         return torch.tensor(numbers, dtype=torch.int64).to(torch.int32).to(device)
+
+
+def _runs(form: tuple[int, ...], width: int) -> tuple[int, ...] | None:
+    """A form counted in runs of so many elements, and how to divide by its sizes; None where it does not lie in such."""
+    n1, n2, n3, s0, s1, s2, s3 = form
+    if s3 != 1 or n3 < 2 * width or any(number % width for number in (n3, s0, s1, s2)):
+        return None
+    sizes = (n1, n2, n3 // width)
+    return *sizes, s0 // width, s1 // width, s2 // width, *map(_divisor, sizes)
+
+
+def _divisor(size: int) -> int:
+    """How to divide numbers below 2**31 by a size without dividing: a factor in the low 32 bits, and by how much the high half of
+    the product is shifted. By one only zero is divided: it is the size of a dimension that is not there."""
+    if size < 2:
+        return 0
+    bits = (size - 1).bit_length()
+    return (bits - 1) << 32 | (1 << (31 + bits)) // size + 1
 
 
 def _collapsed(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -60,17 +60,19 @@ def measure(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "masks", "numel", "split", "checks", "nbytes", "words", "reach", "others", "count", "places",
-                               "residues", "weights"])  # fmt: skip
+@triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "masks", "numel", "split",
+                               "n1", "n2", "n3", "s0", "s1", "s2", "m1", "m2", "m3",
+                               "checks", "nbytes", "words", "reach", "others", "count", "places", "residues", "weights"])  # fmt: skip
 def measure_wide(
     address: tl.int64, parts: tl.int64, part: tl.int64, segments: tl.int64, row: tl.int64, masks: tl.int64,
-    numel: tl.int64, split: tl.int32,
+    numel: tl.int64, split: tl.int32, n1: tl.int64, n2: tl.int64, n3: tl.int64, s0: tl.int64, s1: tl.int64, s2: tl.int64,
+    m1: tl.int64, m2: tl.int64, m3: tl.int64,
     checks: tl.int32, nbytes: tl.int64, words: tl.int64, reach: tl.int64,
     others: tl.int64, count: tl.int32, places: tl.int64, residues: tl.int64, weights: tl.int64,
-    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, ITEM: tl.constexpr,
     CHECKED: tl.constexpr, STEPS: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """Large contiguous tensors of ordinary floats."""
+    """Large tensors of ordinary floats that lie in runs of 16 bytes. `ITEM` is the size of an element of one with strides, and 0."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     if count > 1:
@@ -82,21 +84,31 @@ def measure_wide(
         row = tl.load(found + 3)
         numel = tl.load(found + 4)
         split = tl.load(found + 5).to(tl.int32)
+        if ITEM:
+            n1 = tl.load(found + 6)
+            n2 = tl.load(found + 7)
+            n3 = tl.load(found + 8)
+            s0 = tl.load(found + 9)
+            s1 = tl.load(found + 10)
+            s2 = tl.load(found + 11)
+            m1 = tl.load(found + 12)
+            m2 = tl.load(found + 13)
+            m3 = tl.load(found + 14)
         if CHECKED:
-            checks = tl.load(found + 6).to(tl.int32)
-            nbytes = tl.load(found + 7)
-            words = tl.load(found + 8)
-            reach = tl.load(found + 9)
+            checks = tl.load(found + 15).to(tl.int32)
+            nbytes = tl.load(found + 16)
+            words = tl.load(found + 17)
+            reach = tl.load(found + 18)
     if CHECKED:
         if program < checks:
             residue_part(
-                program, address, places, residues, row, nbytes, words, reach, weights, 0, 0, 0, 0, 0, 0, 0,
-                STEPS, PROGRAMS, 0,
+                program, address, places, residues, row, nbytes, words, reach, weights,
+                n1, n2, n3 * WIDTH, s0 * WIDTH, s1 * WIDTH, s2 * WIDTH, 1, STEPS, PROGRAMS, ITEM,
             )  # fmt: skip
             return
         program -= checks
         programs -= checks
     wide_part(
-        program, programs, address, parts, part, segments, row, masks, numel, split,
-        DTYPE, SKETCHED, WIDTH, PACKED,
+        program, programs, address, parts, part, segments, row, masks, numel, split, n1, n2, n3, s0, s1, s2, m1, m2, m3,
+        DTYPE, SKETCHED, WIDTH, PACKED, ITEM > 0,
     )  # fmt: skip

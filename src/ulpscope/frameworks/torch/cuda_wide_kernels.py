@@ -1,9 +1,12 @@
-"""Measuring large contiguous tensors of ordinary floats near the speed of the memory, by Triton.
+"""Measuring large tensors of ordinary floats near the speed of the memory, by Triton.
 
 Blocks with the same turn go into the same buckets, with the same signs but for their flips. So each program takes blocks of one
 turn, one of each group, reads them 16 bytes a lane, adds them as they lie, and turns its 256 sums and gives them their signs once,
 when it writes them. Groups are taken by tiles, and tiles by the shares of a turn in turn. The parts are those of
 `cuda_kernels.measure_part`.
+
+A tensor with strides (`STRIDED`) is one of up to four dimensions whose innermost lies together, in whole runs of 16 bytes: its sizes
+`n1`, `n2`, `n3` and strides are counted in such runs, and `m1`, `m2`, `m3` are how to divide by the sizes.
 """
 
 import triton
@@ -29,10 +32,29 @@ def _store_part(head, high, low, total, square, zero):
 
 
 @triton.jit
-def _fetch(pointer, block, WIDTH: tl.constexpr):
+def _divided(number, how):
+    """A number below 2**31 divided by one that was known before: multiplied by the low half of `how`, shifted by the high one."""
+    return tl.umulhi(number, how.to(tl.uint32)) >> (how >> 32).to(tl.uint32)
+
+
+@triton.jit
+def _fetch(
+    pointer, block, n1, n2, n3, s0, s1, s2, m1, m2, m3, WIDTH: tl.constexpr, STRIDED: tl.constexpr
+):  # fmt: skip
     """The elements of a few blocks, a lane reading WIDTH neighbours."""
-    lane = (tl.arange(0, 256 // WIDTH) * WIDTH)[None, :, None]
-    return tl.load(pointer + (block[:, None, None].to(tl.int64) * 256 + lane + tl.arange(0, WIDTH)[None, None, :]))
+    LANES: tl.constexpr = 256 // WIDTH
+    beside = tl.arange(0, WIDTH)[None, None, :]
+    if STRIDED:
+        run = (block[:, None, None] * LANES + tl.arange(0, LANES)[None, :, None]).to(tl.uint32)
+        inner = _divided(run, m3)
+        middle = _divided(inner, m2)
+        outer = _divided(middle, m1)
+        third = (run - inner * n3.to(tl.uint32)).to(tl.int64)
+        second = (inner - middle * n2.to(tl.uint32)).to(tl.int64)
+        first = (middle - outer * n1.to(tl.uint32)).to(tl.int64)
+        return tl.load(pointer + ((outer.to(tl.int64) * s0 + first * s1 + second * s2 + third) * WIDTH + beside))
+    lane = (tl.arange(0, LANES) * WIDTH)[None, :, None]
+    return tl.load(pointer + (block[:, None, None].to(tl.int64) * 256 + lane + beside))
 
 
 @triton.jit
@@ -112,8 +134,8 @@ def _carried(high, low, few, squares, zeros, total, square, zero, sketch):
 
 @triton.jit
 def _tile(
-    pointer, turn, at, high, low, total, square, zero, sketch,
-    BLOCKS: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    pointer, turn, at, n1, n2, n3, s0, s1, s2, m1, m2, m3, high, low, total, square, zero, sketch,
+    BLOCKS: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, STRIDED: tl.constexpr,
 ):  # fmt: skip
     """Four times BLOCKS groups: all are asked for before the first is used. They are added among themselves before they
     meet what was carried over: Triton's pass for sums over loops fails on three dimensions."""
@@ -122,10 +144,10 @@ def _tile(
     two = one + BLOCKS
     three = two + BLOCKS
     four = three + BLOCKS
-    x1 = _fetch(pointer, block_of(one, turn), WIDTH)
-    x2 = _fetch(pointer, block_of(two, turn), WIDTH)
-    x3 = _fetch(pointer, block_of(three, turn), WIDTH)
-    x4 = _fetch(pointer, block_of(four, turn), WIDTH)
+    x1 = _fetch(pointer, block_of(one, turn), n1, n2, n3, s0, s1, s2, m1, m2, m3, WIDTH, STRIDED)
+    x2 = _fetch(pointer, block_of(two, turn), n1, n2, n3, s0, s1, s2, m1, m2, m3, WIDTH, STRIDED)
+    x3 = _fetch(pointer, block_of(three, turn), n1, n2, n3, s0, s1, s2, m1, m2, m3, WIDTH, STRIDED)
+    x4 = _fetch(pointer, block_of(four, turn), n1, n2, n3, s0, s1, s2, m1, m2, m3, WIDTH, STRIDED)
     flipped = flips(at, turn)
     few = tl.zeros([BLOCKS, LANES], tl.float32)
     squares = tl.zeros([BLOCKS, LANES], tl.float32)
@@ -147,15 +169,15 @@ def _tile(
 
 @triton.jit
 def _few(
-    pointer, turn, at, whole, high, low, total, square, zero, sketch,
-    BLOCKS: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    pointer, turn, at, whole, n1, n2, n3, s0, s1, s2, m1, m2, m3, high, low, total, square, zero, sketch,
+    BLOCKS: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, STRIDED: tl.constexpr,
 ):  # fmt: skip
     """BLOCKS groups, of which some may have no block with this turn."""
     LANES: tl.constexpr = 256 // WIDTH
     group = at + tl.arange(0, BLOCKS)
     block = block_of(group, turn)
     there = block < whole
-    x = _fetch(pointer, tl.where(there, block, 0), WIDTH)
+    x = _fetch(pointer, tl.where(there, block, 0), n1, n2, n3, s0, s1, s2, m1, m2, m3, WIDTH, STRIDED)
     few = tl.zeros([BLOCKS, LANES], tl.float32)
     squares = tl.zeros([BLOCKS, LANES], tl.float32)
     zeros = tl.zeros([BLOCKS, LANES, WIDTH], high.dtype)
@@ -185,8 +207,8 @@ def _flat(values):
 
 @triton.jit
 def wide_part(
-    program, programs, address, parts, part, segments, row, masks, numel, split,
-    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    program, programs, address, parts, part, segments, row, masks, numel, split, n1, n2, n3, s0, s1, s2, m1, m2, m3,
+    DTYPE: tl.constexpr, SKETCHED: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, STRIDED: tl.constexpr,
 ):  # fmt: skip
     """One part: blocks of one turn, or a share of them; the last program takes the block that is not whole."""
     pointer = tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
@@ -201,8 +223,8 @@ def wide_part(
         tl.store(segment + 1, programs.to(tl.int64))
     if program == 256 * split:
         _careful(
-            head, sums + bucket, pointer, whole, whole + 1, numel, mask_table, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-            0, SKETCHED, False, 0,
+            head, sums + bucket, pointer, whole, whole + 1, numel, mask_table, 0, 0, 0,
+            n1, n2, n3 * WIDTH, s0 * WIDTH, s1 * WIDTH, s2 * WIDTH, 1, 0, SKETCHED, STRIDED, 0,
         )  # fmt: skip
         return
     turn = (program // split).to(tl.uint32)
@@ -223,14 +245,16 @@ def wide_part(
     tiles = whole // (256 * TILE)
     for tile in range(share, tiles, split):
         high, low, total, square, zero, sketch = _tile(
-            pointer, turn, tile * TILE, high, low, total, square, zero, sketch, BLOCKS, SKETCHED, WIDTH, PACKED
-        )
+            pointer, turn, tile * TILE, n1, n2, n3, s0, s1, s2, m1, m2, m3, high, low, total, square, zero, sketch,
+            BLOCKS, SKETCHED, WIDTH, PACKED, STRIDED,
+        )  # fmt: skip
     # What is left is less than a tile.
     groups = (whole + 255) // 256 if tiles % split == share else 0
     for at in range(tiles * TILE, groups, BLOCKS):
         high, low, total, square, zero, sketch = _few(
-            pointer, turn, at, whole, high, low, total, square, zero, sketch, BLOCKS, SKETCHED, WIDTH, PACKED
-        )
+            pointer, turn, at, whole, n1, n2, n3, s0, s1, s2, m1, m2, m3, high, low, total, square, zero, sketch,
+            BLOCKS, SKETCHED, WIDTH, PACKED, STRIDED,
+        )  # fmt: skip
     largest, smallest, total, square, zeros = tl.reduce(
         (
             _flat(tl.max(high.to(tl.float32), 2)),
@@ -256,5 +280,5 @@ def wide_part(
         count = (tiles + split - share) // split * TILE
         _careful(
             head, sums + bucket, pointer, 0, count, whole.to(tl.int64) * 256, mask_table, turn, share, split,
-            0, 0, 0, 0, 0, 0, 0, 0, SKETCHED, False, TILE,
+            n1, n2, n3 * WIDTH, s0 * WIDTH, s1 * WIDTH, s2 * WIDTH, 1, 0, SKETCHED, STRIDED, TILE,
         )  # fmt: skip

@@ -138,7 +138,7 @@ def _operands(before: list[dis.Instruction]) -> tuple[Operand | None, Operand | 
         if total == 1:
             return _operand(before[:at]), _operand(before[at:])
         if total > 1:  # one instruction that loads two, since Python 3.13
-            both = step.argval if at == len(before) - 1 and step.opname in _DOUBLE_LOADS else ()
+            both: tuple[Any, ...] = step.argval if at == len(before) - 1 and step.opname in _DOUBLE_LOADS else ()
             return ((str(both[0]),), (str(both[1]),)) if len(both) == 2 else (None, None)
     return None, None
 
