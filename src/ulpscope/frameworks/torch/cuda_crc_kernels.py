@@ -10,7 +10,7 @@ are then moved to their places by multiplication with powers of x.
 import triton
 import triton.language as tl
 
-from ulpscope.frameworks.torch.cuda_kernels import _offset
+from ulpscope.frameworks.torch.cuda_kernels import _offset, run_at
 
 LANES = 128
 
@@ -75,12 +75,12 @@ def _word(address, place, numel, n1, n2, n3, s0, s1, s2, s3, ITEM: tl.constexpr)
 
 @triton.jit
 def residue_part(
-    program, address, places, residues, row, nbytes, words, span, weights, n1, n2, n3, s0, s1, s2, s3,
-    STEPS: tl.constexpr, PROGRAMS: tl.constexpr, ITEM: tl.constexpr,
+    program, address, places, residues, row, nbytes, words, span, weights, n1, n2, n3, s0, s1, s2, s3, m1, m2, m3,
+    STEPS: tl.constexpr, PROGRAMS: tl.constexpr, ITEM: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """The remainder of one span of a tensor's words; what lies behind the end counts as zero. `weights` has that of each lane,
     and the table for y. A lane asks for `STEPS` words before it uses the first. `ITEM` is the size of an element of a tensor
-    with strides, and 0 for one that is contiguous."""
+    with strides, and 0 for one that is contiguous; with `RUNS` it lies in runs of 16 bytes, and its form is counted in those."""
     lane = tl.arange(0, 128)
     table = weights.to(tl.pointer_type(tl.uint32))
     pointer = address.to(tl.pointer_type(tl.uint32))
@@ -96,6 +96,13 @@ def residue_part(
             for step in tl.static_range(STEPS):
                 place = at + step * 128 + lane
                 s = _next(s, tl.load(pointer + place, mask=place < words, other=0))
+    elif RUNS:
+        for at in range(first, first + span, 128 * STEPS):
+            for step in tl.static_range(STEPS):
+                place = at + step * 128 + lane
+                inside = place < words
+                run = run_at(tl.where(inside, place, 0) // 4, n1, n2, n3, s0, s1, s2, m1, m2, m3)
+                s = _next(s, tl.load(pointer + run * 4 + place % 4, mask=inside, other=0))
     else:
         numel = nbytes // ITEM
         for at in range(first, first + span, 128 * 4):
@@ -126,8 +133,8 @@ def residue(
 ):  # fmt: skip
     """The remainders of a contiguous tensor of which nothing else is measured by a kernel."""
     residue_part(
-        tl.program_id(0), address, places, residues, row, nbytes, words, span, weights, 0, 0, 0, 0, 0, 0, 0,
-        STEPS, PROGRAMS, 0,
+        tl.program_id(0), address, places, residues, row, nbytes, words, span, weights, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        STEPS, PROGRAMS, 0, False,
     )  # fmt: skip
 
 

@@ -94,6 +94,26 @@ def _offset(place, n1, n2, n3, s0, s1, s2, s3, STRIDED: tl.constexpr):
 
 
 @triton.jit
+def _divided(number, how):
+    """A number below 2**31 divided by one that was known before: multiplied by the low half of `how`, shifted by the high one."""
+    return tl.umulhi(number, how.to(tl.uint32)) >> (how >> 32).to(tl.uint32)
+
+
+@triton.jit
+def run_at(run, n1, n2, n3, s0, s1, s2, m1, m2, m3):
+    """Where a run of 16 bytes lies, in runs from the first; sizes and strides are counted in runs too, `m1` to `m3` are how to divide
+    by the sizes."""
+    flat = run.to(tl.uint32)
+    inner = _divided(flat, m3)
+    middle = _divided(inner, m2)
+    outer = _divided(middle, m1)
+    third = (flat - inner * n3.to(tl.uint32)).to(tl.int64)
+    second = (inner - middle * n2.to(tl.uint32)).to(tl.int64)
+    first = (middle - outer * n1.to(tl.uint32)).to(tl.int64)
+    return outer.to(tl.int64) * s0 + first * s1 + second * s2 + third
+
+
+@triton.jit
 def _minus(group, turn, at, masks):
     """1 in the lowest bit where the sketch takes an element negated."""
     flip = flips(group, turn) >> (group.to(tl.uint32) & 31)

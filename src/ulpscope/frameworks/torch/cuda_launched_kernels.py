@@ -48,8 +48,8 @@ def measure(
     if CHECKED:
         if program < checks:
             residue_part(
-                program, address, places, residues, row, nbytes, words, reach, weights, n1, n2, n3, s0, s1, s2, s3,
-                STEPS, PROGRAMS, ITEM,
+                program, address, places, residues, row, nbytes, words, reach, weights, n1, n2, n3, s0, s1, s2, s3, 0, 0, 0,
+                STEPS, PROGRAMS, ITEM, False,
             )  # fmt: skip
             return
         program -= checks
@@ -102,8 +102,8 @@ def measure_wide(
     if CHECKED:
         if program < checks:
             residue_part(
-                program, address, places, residues, row, nbytes, words, reach, weights,
-                n1, n2, n3 * WIDTH, s0 * WIDTH, s1 * WIDTH, s2 * WIDTH, 1, STEPS, PROGRAMS, ITEM,
+                program, address, places, residues, row, nbytes, words, reach, weights, n1, n2, n3, s0, s1, s2, 1, m1, m2, m3,
+                STEPS, PROGRAMS, ITEM, ITEM > 0,
             )  # fmt: skip
             return
         program -= checks

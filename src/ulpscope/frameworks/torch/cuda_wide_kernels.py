@@ -5,14 +5,14 @@ turn, one of each group, reads them 16 bytes a lane, adds them as they lie, and 
 when it writes them. Groups are taken by tiles, and tiles by the shares of a turn in turn. The parts are those of
 `cuda_kernels.measure_part`.
 
-A tensor with strides (`STRIDED`) is one of up to four dimensions whose innermost lies together, in whole runs of 16 bytes: its sizes
-`n1`, `n2`, `n3` and strides are counted in such runs, and `m1`, `m2`, `m3` are how to divide by the sizes.
+A tensor with strides (`STRIDED`) is one of up to four dimensions whose innermost lies together, in whole runs of 16 bytes
+(`cuda_kernels.run_at`).
 """
 
 import triton
 import triton.language as tl
 
-from ulpscope.frameworks.torch.cuda_kernels import _careful, _key, block_of, flips
+from ulpscope.frameworks.torch.cuda_kernels import _careful, _key, block_of, flips, run_at
 
 
 @triton.jit
@@ -32,12 +32,6 @@ def _store_part(head, high, low, total, square, zero):
 
 
 @triton.jit
-def _divided(number, how):
-    """A number below 2**31 divided by one that was known before: multiplied by the low half of `how`, shifted by the high one."""
-    return tl.umulhi(number, how.to(tl.uint32)) >> (how >> 32).to(tl.uint32)
-
-
-@triton.jit
 def _fetch(
     pointer, block, n1, n2, n3, s0, s1, s2, m1, m2, m3, WIDTH: tl.constexpr, STRIDED: tl.constexpr
 ):  # fmt: skip
@@ -45,14 +39,8 @@ def _fetch(
     LANES: tl.constexpr = 256 // WIDTH
     beside = tl.arange(0, WIDTH)[None, None, :]
     if STRIDED:
-        run = (block[:, None, None] * LANES + tl.arange(0, LANES)[None, :, None]).to(tl.uint32)
-        inner = _divided(run, m3)
-        middle = _divided(inner, m2)
-        outer = _divided(middle, m1)
-        third = (run - inner * n3.to(tl.uint32)).to(tl.int64)
-        second = (inner - middle * n2.to(tl.uint32)).to(tl.int64)
-        first = (middle - outer * n1.to(tl.uint32)).to(tl.int64)
-        return tl.load(pointer + ((outer.to(tl.int64) * s0 + first * s1 + second * s2 + third) * WIDTH + beside))
+        run = block[:, None, None] * LANES + tl.arange(0, LANES)[None, :, None]
+        return tl.load(pointer + (run_at(run, n1, n2, n3, s0, s1, s2, m1, m2, m3) * WIDTH + beside))
     lane = (tl.arange(0, LANES) * WIDTH)[None, :, None]
     return tl.load(pointer + (block[:, None, None].to(tl.int64) * 256 + lane + beside))
 
