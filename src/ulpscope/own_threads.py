@@ -75,3 +75,30 @@ def here() -> OwnThread | None:
 def is_own() -> bool:
     """Whether this code runs on such a thread."""
     return here() is not None
+
+
+class Job:
+    """Something for a thread to do, and what it raised. Waits by a SimpleQueue, which is C: an exception of a handler cannot
+    leave the lock of an Event behind."""
+
+    def __init__(self, work: Callable[..., None], *args: Any) -> None:
+        self._work, self._args = work, args
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self.is_done = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Once, however often it is asked for."""
+        if self.is_done:
+            return
+        try:
+            self._work(*self._args)
+        except BaseException as error:  # the border of a thread: whoever waits gets it
+            self.error = error
+        self.is_done = True
+        self._bell.put(None)
+
+    def wait(self) -> None:
+        """For a moment, or until it is done."""
+        with suppress(Empty):
+            self._bell.get(timeout=0.1)

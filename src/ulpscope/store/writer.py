@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ulpscope import native
 from ulpscope.errors import CaptureError, FolderTakenError
-from ulpscope.own_threads import NoThreadError, OwnThread, here
+from ulpscope.own_threads import Job, NoThreadError, OwnThread, here
 from ulpscope.store import layout
 from ulpscope.store.frames import Frames, file_frames, write_all
 from ulpscope.store.ring import DATA, Ring, beside_streams
@@ -38,33 +38,6 @@ JOURNAL_BYTES = 8 << 20
 ALIGN = 64
 _BLOCK = 4096
 _CHUNK = 4 << 20
-
-
-class _Job:
-    """Something for the thread to do, and what it raised. Waits by a SimpleQueue, which is C: an exception of a handler cannot
-    leave the lock of an Event behind."""
-
-    def __init__(self, work: Callable[..., None], *args: Any) -> None:
-        self._work, self._args = work, args
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self.is_done = False
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Once, however often it is asked for."""
-        if self.is_done:
-            return
-        try:
-            self._work(*self._args)
-        except BaseException as error:  # the border of a thread: whoever waits gets it
-            self.error = error
-        self.is_done = True
-        self._bell.put(None)
-
-    def wait(self) -> None:
-        """For a moment, or until it is done."""
-        with contextlib.suppress(Empty):
-            self._bell.get(timeout=0.1)
 
 
 class DumpWriter:
@@ -83,8 +56,8 @@ class DumpWriter:
         self._closed = False
         self._thread: OwnThread | None = None
         # None wakes the thread.
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._last_job: _Job | None = None
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._last_job: Job | None = None
         self._files: list[int] = []
         self._payload_file = self._direct_file = -1
         self._folder: Path | None = None
@@ -382,13 +355,13 @@ class DumpWriter:
 
     def _do(self, work: Callable[..., None], *args: Any) -> None:
         """Has the thread do something, and waits for it."""
-        job = self._last_job = _Job(work, *args)
+        job = self._last_job = Job(work, *args)
         self._jobs.put(job)
         self._finish(job)
         if job.error is not None:
             raise job.error
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: Job) -> None:
         while not job.is_done:
             if not self._has_thread():
                 job.run()
