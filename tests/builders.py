@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,10 @@ class DumpBuilder:
         )
         assert not len(row) * 4 % VALUE_BYTES
         return seq
+
+    def standing_still(self) -> AbstractContextManager[Any]:
+        """Within it nothing goes from the rings into the files: a copy is what is found if the process dies at that moment."""
+        return self.writer._drain_lock
 
     def close(self) -> Path:
         self.writer.close(self.manifest)

@@ -85,10 +85,11 @@ def native(folder: Path) -> list[Path]:
 def killed(folder: Path) -> list[Path]:
     """The same, as a kill leaves it: rows in the rings only."""
     builder = DumpBuilder(folder)
-    for index in range(4):
-        builder.call("Functional", "linear", index, values={("input", 0): floats(1, 2, index)})
     left = folder.with_name(f"{folder.name}-left")
-    shutil.copytree(folder, left)
+    with builder.standing_still():
+        for index in range(4):
+            builder.call("Functional", "linear", index, values={("input", 0): floats(1, 2, index)})
+        shutil.copytree(folder, left)
     builder.close()
     shutil.rmtree(folder)
     left.rename(folder)

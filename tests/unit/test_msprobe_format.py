@@ -537,7 +537,8 @@ def test_a_killed_run_is_converted_up_to_its_last_call(tmp_path: Path) -> None:
     for index in range(20):
         builder.call("Torch", "add", index, values={("output", 0): ARRAY + index})
     # The process dies here: nothing was closed. A copy of the folder is what a later reader finds.
-    shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    with builder.standing_still():
+        shutil.copytree(tmp_path / "run", tmp_path / "killed")
     builder.close()
     for form in ("msprobe", "native"):
         result = CliRunner().invoke(convert, [str(tmp_path / "killed"), str(tmp_path / form), "--to", form])

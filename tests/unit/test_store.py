@@ -69,7 +69,8 @@ def test_a_run_lists_its_dumps_by_step_and_rank_as_numbers(tmp_path: Path) -> No
 def test_what_a_killed_process_left_in_its_rings_is_read(tmp_path: Path) -> None:
     builder = built(tmp_path / "run", calls=40)
     # The process dies here: nothing was closed. A copy of the folder is what a later reader finds.
-    shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    with builder.standing_still():
+        shutil.copytree(tmp_path / "run", tmp_path / "killed")
     builder.close()
     dump = open_dump(tmp_path / "killed")
     assert [call_text(call) for call in dump.ids()] == [f"Torch.add.{index}.forward" for index in range(40)]
