@@ -9,6 +9,38 @@ from ulpscope.frameworks.torch.cuda_kernels import find, measure_part
 from ulpscope.frameworks.torch.cuda_wide_kernels import wide_part
 
 
+@triton.jit
+def _tensor(found, begin):
+    """Of one of several tensors: its programs, address, first part, row and number of elements, and its span or shares."""
+    return (
+        tl.load(found).to(tl.int32) - begin,
+        tl.load(found + 1),
+        tl.load(found + 2),
+        tl.load(found + 3),
+        tl.load(found + 4),
+        tl.load(found + 5).to(tl.int32),
+    )
+
+
+@triton.jit
+def _form(found):
+    """Its sizes and all strides but the last."""
+    return (
+        tl.load(found + 6),
+        tl.load(found + 7),
+        tl.load(found + 8),
+        tl.load(found + 9),
+        tl.load(found + 10),
+        tl.load(found + 11),
+    )
+
+
+@triton.jit
+def _checks(words):
+    """Of its CRC: programs, bytes, words, words of a span."""
+    return tl.load(words).to(tl.int32), tl.load(words + 1), tl.load(words + 2), tl.load(words + 3)
+
+
 @triton.jit(do_not_specialize=["address", "parts", "part", "segments", "row", "masks", "numel", "span",
                                "n1", "n2", "n3", "s0", "s1", "s2", "s3", "checks", "nbytes", "words", "reach", "others", "count",
                                "places", "residues", "weights"])  # fmt: skip
@@ -26,25 +58,12 @@ def measure(
     if count > 1:
         found, begin = find(program, others, count)
         program -= begin
-        programs = tl.load(found).to(tl.int32) - begin
-        address = tl.load(found + 1)
-        part = tl.load(found + 2)
-        row = tl.load(found + 3)
-        numel = tl.load(found + 4)
-        span = tl.load(found + 5).to(tl.int32)
+        programs, address, part, row, numel, span = _tensor(found, begin)
         if STRIDED:
-            n1 = tl.load(found + 6)
-            n2 = tl.load(found + 7)
-            n3 = tl.load(found + 8)
-            s0 = tl.load(found + 9)
-            s1 = tl.load(found + 10)
-            s2 = tl.load(found + 11)
+            n1, n2, n3, s0, s1, s2 = _form(found)
             s3 = tl.load(found + 12)
         if CHECKED:
-            checks = tl.load(found + 13).to(tl.int32)
-            nbytes = tl.load(found + 14)
-            words = tl.load(found + 15)
-            reach = tl.load(found + 16)
+            checks, nbytes, words, reach = _checks(found + 13)
     if CHECKED:
         if program < checks:
             residue_part(
@@ -78,27 +97,14 @@ def measure_wide(
     if count > 1:
         found, begin = find(program, others, count)
         program -= begin
-        programs = tl.load(found).to(tl.int32) - begin
-        address = tl.load(found + 1)
-        part = tl.load(found + 2)
-        row = tl.load(found + 3)
-        numel = tl.load(found + 4)
-        split = tl.load(found + 5).to(tl.int32)
+        programs, address, part, row, numel, split = _tensor(found, begin)
         if ITEM:
-            n1 = tl.load(found + 6)
-            n2 = tl.load(found + 7)
-            n3 = tl.load(found + 8)
-            s0 = tl.load(found + 9)
-            s1 = tl.load(found + 10)
-            s2 = tl.load(found + 11)
+            n1, n2, n3, s0, s1, s2 = _form(found)
             m1 = tl.load(found + 12)
             m2 = tl.load(found + 13)
             m3 = tl.load(found + 14)
         if CHECKED:
-            checks = tl.load(found + 15).to(tl.int32)
-            nbytes = tl.load(found + 16)
-            words = tl.load(found + 17)
-            reach = tl.load(found + 18)
+            checks, nbytes, words, reach = _checks(found + 15)
     if CHECKED:
         if program < checks:
             residue_part(

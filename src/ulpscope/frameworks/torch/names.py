@@ -307,7 +307,7 @@ class ApiNames:
         return self.written.sign(frame, args, in_place=api.name.endswith("_")) or api.name
 
     def site_sign(self, frame: types.FrameType) -> str | tuple[str | None, ...] | bool | None:
-        """The sign that a running frame stands on, None where there is none; False where that does not tell the name."""
+        """The sign that a running frame stands on, as far as its code tells (`Spelling.site_sign`)."""
         return self.written.site_sign(frame)
 
     def call_shape(self, frame: types.FrameType) -> tuple[int, tuple[str, ...]] | None:
