@@ -43,6 +43,7 @@ setup(
                 "_taps_modules",
                 "_taps_fast",
                 "_taps_backward",
+                "_taps_doors",
                 "_taps_edges",
                 "_taps_gate",
                 "_taps_gauge",

@@ -479,6 +479,9 @@ static PyMethodDef functions[] = {
     "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
     {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
     {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
+    {"learn_stack", learn_stack, METH_O, "Whether the mode on top of the stack can be found, taken off and put on without Python."},
+    {"build_doors", build_doors, METH_VARARGS, "Makes ready for functions and attributes of torch to begin here; how many of each, and of how many it is known what they tell."},
+    {"open_doors", open_doors, METH_O, "Whether they do."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
     {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
     {NULL, NULL, 0, NULL}};

@@ -307,19 +307,15 @@ int follows(Fast *f, Call *c) {
 
 /* --- the mode ---------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    PyObject_HEAD
-    Fast *fast;
-    State *state;
-} Mode;
-
 /* What is asked of a function at each of its calls; names.py has the whole of it. */
 typedef struct ApiFacts {
     PyObject *api, *kind, *name;
     long flags;
 } ApiFacts;
-static const ApiFacts *facts_of(Fast *f, PyObject *api) {
+const ApiFacts *api_at(const Fast *f, size_t number) { return f->apis + number; }
+const ApiFacts *facts_of(Fast *f, PyObject *api, size_t *number) {
     uint64_t *at = table_find(&f->apis_at, (uint64_t)api, 0, 0);
+    if (number) *number = at ? (size_t)*at : f->api_count;
     if (at) return f->apis + *at;
     PyObject *kind = GET(api, KIND), *name = kind ? GET(api, NAME) : NULL;
     long flags = name ? (long)number_of(GET(api, FAST)) : 0;
@@ -448,9 +444,22 @@ static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject
 }
 static void drop(Shown *shown) { Py_CLEAR(shown->args); Py_CLEAR(shown->kwargs); Py_CLEAR(shown->frame); Py_CLEAR(shown->name); }
 
-static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, PyObject *func, PyObject *args, PyObject *kwargs) {
+static PyObject *carry_out(const Way *w) {
+    return w->direct ? w->direct(w->self, w->rest, w->kwargs) : PyObject_Call(w->func, w->args, w->kwargs);
+}
+/* Whether torch could not make anything of the arguments: then its own way would have told nobody of the call. */
+static int is_refused(const Way *w, PyObject *result) {
+    return w->direct && (result ? result == Py_NotImplemented : PyErr_ExceptionMatches(PyExc_TypeError));
+}
+/* A call that has only just begun was none. */
+static void take_back(Fast *f, const Call *c) {
+    uint32_t *count = c->epoch == f->epoch && c->named >= 0 ? f->named[c->named].count : NULL;
+    if (count && *count == (uint32_t)c->index + 1 && f->sequence == (uint64_t)c->seq + 1) --*count, f->sequence--;
+}
+static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const Way *w) {
     Fast *f = m->fast;
     State *s = m->state;
+    PyObject *args = w->args, *kwargs = w->kwargs;
     PyObject *api = facts->api, *api_kind = Py_NewRef(facts->kind), *api_name = Py_NewRef(facts->name), *result = NULL;
     long flags = facts->flags;
     Shown shown = {Py_NewRef(args), Py_XNewRef(kwargs), NULL, NULL};
@@ -479,17 +488,21 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, PyObje
     }
     leave(f, s);
     if (!c) {
-        result = PyObject_Call(func, args, kwargs);
+        result = carry_out(w);
         goto end;
     }
     int64_t sequence = follow > 0 ? sequence_now(f) : 0;
     if (PyList_Append(s->object[CALLS], (PyObject *)c)) goto end;
-    result = PyObject_Call(func, args, kwargs);
+    result = carry_out(w);
     Py_ssize_t depth = PyList_Size(s->object[CALLS]);
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     if (depth > 0 && PyList_SetSlice(s->object[CALLS], depth - 1, depth, NULL)) PyErr_Clear();
     PyErr_Restore(kind, error, trace);
+    if (is_refused(w, result)) {
+        take_back(f, c);
+        goto end;
+    }
     if (!result) {
         close_raised(f, c);
         goto end;
@@ -505,7 +518,7 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, PyObje
     heard_again(&quiet);
     if (entered) leave(f, s);
 end:
-    if (entered == 0 && !result && !PyErr_Occurred()) result = PyObject_Call(func, args, kwargs);
+    if (entered == 0 && !result && !PyErr_Occurred()) result = carry_out(w);
     drop(&shown);
     Py_XDECREF((PyObject *)c), Py_XDECREF((PyObject *)edges), Py_XDECREF(api_kind), Py_XDECREF(api_name);
     return result;
@@ -519,38 +532,27 @@ static int are_ordinary(const Fast *f, PyObject *types) {
             return 0;
     return size >= 0;
 }
-static PyObject *handle(Mode *m, PyObject *func, PyObject *types, PyObject *args, PyObject *kwargs) {
-    if (kwargs == Py_None || (kwargs && !PyDict_Size(kwargs))) kwargs = NULL;
+/* Without types no class of tensors has a say. */
+PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
     Fast *f = m->fast;
     State *s = m->state;
-    PyObject *api = f && s ? PyDict_GetItemWithError(f->given[APIS], func) : NULL;
-    if (!api) {
-        PyErr_Clear(); /* a function that cannot be a key */
-        goto slow;
-    }
-    const ApiFacts *facts = facts_of(f, api);
-    if (!facts) return NULL;
     long flags = facts->flags;
-    if (func == s->object[REDISPATCHED]) {
-        Py_CLEAR(s->object[REDISPATCHED]);
-        return PyObject_Call(func, args, kwargs);
-    }
-    if (flags & SILENT) return PyObject_Call(func, args, kwargs);
-    if (s->busy && s->in_c) return PyObject_Call(func, args, kwargs); /* our own code asks a tensor */
-    if (s->busy) goto slow;                                           /* Python of ours, or left behind by it */
+    if (flags & SILENT) return carry_out(w);
+    if (s->busy && s->in_c) return carry_out(w); /* our own code asks a tensor */
+    if (s->busy) goto slow;                      /* Python of ours, or left behind by it */
     int active = truth_of(GET(f->given[RECORDER], ACTIVE));
-    if (active <= 0) return active ? NULL : PyObject_Call(func, args, kwargs);
-    if (!(flags & QUICK) || !are_ordinary(f, types)) goto slow;
+    if (active <= 0) return active ? NULL : carry_out(w);
+    if (!(flags & QUICK) || (types && !are_ordinary(f, types))) goto slow;
     int tracing = traces(f);
-    if (tracing) return tracing < 0 ? NULL : PyObject_Call(func, args, kwargs);
-    if (f->on_module) return PyObject_Call(func, args, kwargs);
-    PyObject *out = kwargs ? PyDict_GetItem(kwargs, word[OUT]) : NULL;
-    PyObject *inplace = kwargs ? PyDict_GetItem(kwargs, word[INPLACE]) : NULL;
+    if (tracing) return tracing < 0 ? NULL : carry_out(w);
+    if (f->on_module) return carry_out(w);
+    PyObject *out = w->kwargs ? PyDict_GetItem(w->kwargs, word[OUT]) : NULL;
+    PyObject *inplace = w->kwargs ? PyDict_GetItem(w->kwargs, word[INPLACE]) : NULL;
     int writes = flags & MUTATES || (inplace && inplace != Py_False);
     if ((out && out != Py_None) || (writes && PyDict_Size(f->given[FRESH]))) goto slow;
     int quiet = truth_of(GET(f->given[TAP], QUIET));
     if (quiet < 0) return NULL;
-    if (quiet) return PyObject_Call(func, args, kwargs);
+    if (quiet) return carry_out(w);
     if (!PyList_Size(s->object[CALLS])) {
         int inside = is_autograd_off();
         if (inside < 0) inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));
@@ -558,9 +560,28 @@ static PyObject *handle(Mode *m, PyObject *func, PyObject *types, PyObject *args
         if (inside) inside = !truth_of(PyObject_CallNoArgs(f->given[INFERENCE])); /* which excludes autograd too */
         if (inside) goto slow;
     }
-    return run_recorded(m, facts, writes, func, args, kwargs);
+    return run_recorded(m, facts, writes, w);
 slow:
-    return PyObject_CallMethodObjArgs((PyObject *)m, word[SLOW], func, types, args, kwargs ? kwargs : Py_None, NULL);
+    w->is_slow = 1;
+    return NULL;
+}
+/* What torch tells the mode. */
+static PyObject *hear(Mode *m, PyObject *func, PyObject *types, PyObject *args, PyObject *kwargs) {
+    Fast *f = m->fast;
+    State *s = m->state;
+    Way way = {.func = func, .args = args, .kwargs = kwargs == Py_None || (kwargs && !PyDict_Size(kwargs)) ? NULL : kwargs};
+    PyObject *api = f && s ? PyDict_GetItemWithError(f->given[APIS], func) : NULL, *result = NULL;
+    if (!api) PyErr_Clear(); /* also of a function that cannot be a key */
+    const ApiFacts *facts = api ? facts_of(f, api, NULL) : NULL;
+    if (api && !facts) return NULL;
+    if (s && s->meeting) meet_mode(s, func, args, way.kwargs, facts ? !!(facts->flags & SILENT) : -1);
+    if (facts && func == s->object[REDISPATCHED]) {
+        Py_CLEAR(s->object[REDISPATCHED]);
+        return carry_out(&way);
+    }
+    if (facts) result = handle(m, facts, types, &way);
+    if (facts && !way.is_slow) return result;
+    return PyObject_CallMethodObjArgs((PyObject *)m, word[SLOW], func, types, args, way.kwargs ? way.kwargs : Py_None, NULL);
 }
 static PyObject *mode_call(Mode *m, PyObject *all, PyObject *none) {
     PyObject *func, *types, *args = NULL, *kwargs = NULL, *empty = NULL;
@@ -568,7 +589,7 @@ static PyObject *mode_call(Mode *m, PyObject *all, PyObject *none) {
     if (!args && !(args = empty = PyTuple_New(0))) return NULL;
     State *s = (State *)Py_XNewRef((PyObject *)m->state);
     if (s) s->handling++;
-    PyObject *result = handle(m, func, types, args, kwargs);
+    PyObject *result = hear(m, func, types, args, kwargs);
     if (s) s->handling--;
     Py_XDECREF(s), Py_XDECREF(empty);
     return result;
@@ -584,9 +605,11 @@ static PyObject *mode_attribute(PyObject *m, char *name) {
 static PyType_Slot asked_slots[] = {{Py_tp_getattr, mode_attribute}, {Py_tp_getattro, PyObject_GenericGetAttr}, {0, NULL}};
 static PyType_Spec asked_spec = {"ulpscope._taps.AskedMode", 0, 0, Py_TPFLAGS_DEFAULT, asked_slots};
 /* A class of modes, below one of Python's, which has no slot for what is asked by a text. */
+PyObject *asked_class;
 PyObject *asked_mode(PyObject *module, PyObject *above) {
     PyObject *bases = PyTuple_Pack(1, above), *made = bases ? PyType_FromSpecWithBases(&asked_spec, bases) : NULL;
     Py_XDECREF(bases);
+    if (made) set_ref(&asked_class, Py_NewRef(made));
     return made;
 }
 static PyObject *mode_method(Mode *m, PyObject *all) { return mode_call(m, all, NULL); }

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
 
 from ulpscope import taps
 
@@ -29,7 +30,8 @@ def learn() -> bool:
     try:
         if taps.C is None or not taps.C.learn(samples()):
             return False
-        return all([_learn_thread(taps.C), taps.C.learn_graph(nodes())])  # each serves without the other
+        # Each serves without the others, but the last without the first.
+        return all([_learn_thread(taps.C), taps.C.learn_graph(nodes()), _learn_stack(taps.C)])
     except Exception as error:  # another torch: attributes serve everywhere
         log.debug("torch is asked through Python: %s", error)
         return False
@@ -52,6 +54,16 @@ def _learn_thread(extension: Any) -> bool:
             answers.append(told)
     heard, silent = answers[0][0], answers[-1][0]
     return bool(extension.learn_thread(silent if silent != heard else 0, number))
+
+
+def _learn_stack(extension: Any) -> bool:
+    """Shows a mode of this thread. Nothing is called while it is on."""
+    mode = TorchFunctionMode()
+    torch._C._push_on_torch_function_stack(mode)
+    try:
+        return bool(extension.learn_stack(mode))
+    finally:
+        torch._C._pop_torch_function_stack()
 
 
 def samples() -> list[tuple[Any, ...]]:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
 from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch.doors import open_doors
 
 MakeMode = Callable[[ThreadState], Any]
 # Seconds.
@@ -66,9 +67,11 @@ class ThreadTap:
         for swap in self._swaps:
             swap.install()
         self._hide_from_fast_paths()
+        self._open_doors()
         self.enter(self.observer.state())
 
     def remove(self) -> None:
+        open_doors(False)
         for swap in self._swaps:
             swap.remove()
         if self._has_torch_function is not None:
@@ -143,6 +146,7 @@ class ThreadTap:
 
     def pause(self) -> None:
         """Gives the code back for a while."""
+        open_doors(False)
         for swap in self._swaps:
             swap.remove()
         if self._has_torch_function is not None:
@@ -152,6 +156,7 @@ class ThreadTap:
         for swap in self._swaps:
             swap.install()
         self._hide_from_fast_paths()
+        self._open_doors()
 
     def suspend(self, state: ThreadState) -> None:
         """Takes the modes off this thread for a while."""
@@ -161,6 +166,10 @@ class ThreadTap:
     def resume(self, state: ThreadState) -> None:
         if state.mode is not None:
             self._on(state)
+
+    def _open_doors(self) -> None:
+        if self._make_function_mode is not None and self.observer.fast is not None:
+            open_doors()
 
     def _hide_from_fast_paths(self) -> None:
         """torch's attention layers leave their fast path when any function mode is on; ours must not count."""

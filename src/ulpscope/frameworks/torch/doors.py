@@ -1,0 +1,56 @@
+"""The doors of torch: where calls of its library reach our mode sooner than by torch's own way; `_taps_doors.c` says how."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ulpscope import taps
+from ulpscope.frameworks.torch import direct
+
+log = logging.getLogger(__name__)
+_MAPS = Path("/proc/self/maps")
+_SPACES = ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
+
+
+@functools.cache
+def _build() -> bool:
+    """Once a process. Whether there are any; without them calls go torch's way."""
+    if taps.C is None or not direct.learn():
+        return False
+    return taps.C.build_doors(_functions(), _writable())[0] > 0
+
+
+def _functions() -> list[Any]:
+    """Methods and attributes of tensors that torch's Python has left as they are, and functions."""
+    tensor = vars(torch._C.TensorBase)
+    kinds = (types.MethodDescriptorType, types.GetSetDescriptorType)
+    found = [
+        value for name, value in tensor.items() if isinstance(value, kinds) and vars(torch.Tensor).get(name) is None
+    ]
+    for space in (getattr(torch._C, name, None) for name in _SPACES):
+        found += [getattr(space, name) for name in dir(space) if not name.startswith("__")]
+    return found
+
+
+def _writable() -> list[tuple[int, int]]:
+    """Where memory may be written, as far as the system tells."""
+    try:
+        text = _MAPS.read_text()
+    except OSError as error:
+        log.debug("attributes go torch's own way: %s", error)
+        return []
+    ranges = (line.split(maxsplit=2) for line in text.splitlines())
+    places = (place.partition("-") for place, rights, _ in ranges if rights.startswith("rw"))
+    return [(int(begin, 16), int(end, 16)) for begin, _, end in places]
+
+
+def open_doors(wanted: bool = True) -> None:
+    """Opens or closes them all."""
+    if taps.C is not None and (not wanted or _build()):
+        taps.C.open_doors(wanted)

@@ -1,0 +1,220 @@
+"""Calls that reach us before torch has looked at them are the calls that torch would have told of, and nobody can tell."""
+
+import contextlib
+import ctypes
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ulpscope
+from integration.test_fast_is_the_same import recorded
+from ulpscope import taps
+from ulpscope.frameworks.torch import doors
+from ulpscope.naming import call_text
+
+pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
+
+
+def words() -> list[tuple[int, ...]]:
+    """What Python keeps of each function, method and attribute of torch; of attributes, also the tables of their code."""
+    found = []
+    for value in doors._functions():
+        found.append(tuple((ctypes.c_uint64 * (type(value).__basicsize__ // 8)).from_address(id(value))[1:]))
+        if isinstance(value, types.GetSetDescriptorType):
+            table = ctypes.c_uint64.from_address(id(value) + 40).value
+            found.append(tuple((ctypes.c_uint64 * 5).from_address(table)))
+    return found
+
+
+def names(run: Path) -> list[str]:
+    return [call_text(call) for call in ulpscope.open_dump(run).ids()]
+
+
+def test_doors_are_open_while_a_capture_is_on_and_closed_after_it(tmp_path: Path) -> None:
+    before = words()
+    cap = ulpscope.Capture(tmp_path / "run", level="op")
+    for _ in range(2):
+        cap.start()
+        assert words() != before
+        cap.stop()
+        assert words() == before
+    cap.close()
+    with contextlib.suppress(RuntimeError), ulpscope.capture(tmp_path / "other", level="op"):
+        raise RuntimeError
+    assert words() == before
+
+
+def test_what_a_function_tells_is_learnt(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path / "run"):
+        for _ in range(2):
+            torch.ones(2).arctanh()
+    assert taps.C is not None
+    assert taps.C.build_doors([], [])[2] > 0
+    assert "Tensor.arctanh.1.forward" in names(tmp_path / "run")
+
+
+def test_functions_are_found_in_tables_of_the_program(tmp_path: Path) -> None:
+    asked: list[Any] = [torch.add, F.linear, torch.Tensor.mul, torch.ones(1).mul, torch.Tensor.shape, torch.linalg.inv]
+    table = {function: number for number, function in enumerate(asked)}
+    hashes = [hash(function) for function in asked]
+    with ulpscope.capture(tmp_path / "run"):
+        assert [hash(function) for function in asked] == hashes
+        assert [table[function] for function in asked] == list(range(len(asked)))
+        assert torch.add == torch._C._VariableFunctions.add
+
+
+class Doubled(Tensor):
+    """A class that has a say: what it is called with is doubled."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, kinds, args, kwargs or {})
+        return result * 2 if func in (torch.Tensor.add, torch.cat, torch.Tensor.sum) else result
+
+
+class Elsewhere:
+    """No tensor, and has a say all the same."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return "elsewhere", func.__name__
+
+    def __radd__(self, other: Any) -> str:
+        return "added"
+
+
+class Counting(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+class Inside(TorchDispatchMode):
+    """Computes with a class of its own where torch computes."""
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mul.Tensor:
+            return (result.as_subclass(Doubled) + 0).as_subclass(Tensor)
+        return result
+
+
+def classes() -> list[Any]:
+    x, y = torch.ones(2), torch.ones(2).as_subclass(Doubled)
+    own = Elsewhere()
+    return [
+        x.add(y), y.add(x), x + y, torch.cat([x, y]), torch.cat((x, x)), torch.sum(y), torch.add(x, own), x.mul(own), x + own,
+        torch.clamp(x, max=y), torch.stack(tensors=[x, x]), torch.add(x, x, alpha=3), x.sum(dtype=torch.float64), y.shape, y.grad,
+    ]  # fmt: skip
+
+
+def modes() -> list[Any]:
+    x = torch.arange(3.0, requires_grad=True)
+    with Counting() as counting:
+        a = x.mul(2) + x
+        shape = x.shape
+    with Inside():
+        b = x * x
+    with torch._C.DisableTorchFunctionSubclass():
+        c = x.mul(3)
+    with torch._C.DisableTorchFunction():
+        d = x.mul(4)
+    with torch.device("meta"):
+        e = torch.ones(2).mul(2).device
+    return [a, b, c, d, e, counting.heard, shape]
+
+
+def refused() -> list[Any]:
+    x = torch.ones(2)
+    errors: list[Any] = []
+    attempts: list[Callable[[], Any]] = [
+        lambda: x + "text", lambda: x.mul(), lambda: x.mul(1, 2, 3), lambda: x.view(), lambda: torch.add(x), lambda: x.neg(1),
+        lambda: torch.Tensor.mul(1, x), lambda: torch.Tensor.mul(), lambda: torch.cat(x, wrong=1), lambda: x + torch.ones(3),
+        lambda: x @ torch.ones(3), lambda: x.reshape(3), lambda: torch.cat([x, 1]), lambda: x.__add__("text"), lambda: x < "text",
+    ]  # fmt: skip
+    for attempt in attempts:
+        try:
+            errors.append(attempt())
+        except Exception as error:
+            errors.append((type(error), str(error).split("\n")[0]))
+    return [*errors, x + x, x.mul(2), torch.add(x, x), x.neg(), torch.cat([x, x])]
+
+
+def attributes() -> list[Any]:
+    x = torch.ones(2, requires_grad=True)
+    x.mul(2).sum().backward()
+    grad = x.grad
+    x.grad = None
+    x.grad = torch.zeros(2)
+    with contextlib.suppress(RuntimeError, TypeError):
+        x.grad = 3  # type: ignore[assignment]
+    del x.grad
+    found = [
+        grad,
+        x.grad,
+        x.shape,
+        x.dtype,
+        x.device,
+        x.is_leaf,
+        x.T,
+        x.mT if x.dim() > 1 else None,
+        x.data,
+        x.requires_grad,
+    ]
+    x.requires_grad = False
+    x.names = None  # type: ignore[assignment]
+    return [*found, x.requires_grad, x.names, x.is_sparse, x.layout, x.real, x.itemsize, x.nbytes]
+
+
+@pytest.mark.parametrize("program", [classes, modes, refused, attributes])
+@pytest.mark.filterwarnings("ignore")
+def test_the_program_and_its_records_are_the_same(
+    program: Callable[[], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+
+    class Build:
+        model = None
+
+        def step(self) -> None:
+            results.append(repr(program()))
+
+    bare = repr(program())
+    found = []
+    for number, module in enumerate((taps.C, None)):
+        monkeypatch.setattr(taps, "C", module)
+        found.append(recorded(Build, tmp_path / str(number), "op"))  # type: ignore[arg-type]
+    assert results == [bare] * 6
+    assert [call[0] for call in found[0]] == [call[0] for call in found[1]]
+    for one, other in zip(*found, strict=True):
+        assert repr(one) == repr(other)
+
+
+def test_a_call_that_torch_refuses_takes_no_number(tmp_path: Path) -> None:
+    x = torch.ones(2)
+    with ulpscope.capture(tmp_path / "run"):
+        for _ in range(2):
+            x.mul(2)
+        for _ in range(3):
+            with pytest.raises(TypeError):
+                x.mul(1, 2, 3)
+            with pytest.raises(TypeError):
+                x * "text"  # type: ignore[operator]
+        x.mul(3)
+        x * 3
+    assert names(tmp_path / "run") == [
+        *(f"Tensor.mul.{number}.forward" for number in range(3)),
+        "Tensor.__mul__.0.forward",
+    ]
