@@ -324,6 +324,28 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
     if (failed) return NULL;
     Py_RETURN_NONE;
 }
+/* Takes our hook off every parameter: `release`, of all of them. */
+static PyObject *arrival_leave(Arrival *v, PyObject *none) {
+    PyObject *all = PyDict_Values(v->watched), *value, *was_none;
+    int failed = !all;
+    for (Py_ssize_t at = 0, size = all ? PyList_Size(all) : 0; !failed && at < size; at++) {
+        if (!PyArg_ParseTuple(PyList_GetItem(all, at), "OO", &value, &was_none)) return Py_DECREF(all), NULL;
+        PyObject *hooks = GET(value, ACCUMULATED_HOOKS);
+        failed = !hooks;
+        if (hooks && hooks != Py_None) {
+            int there = PySequence_Contains(hooks, (PyObject *)v);
+            failed = there < 0 || (there && PyObject_DelItem(hooks, (PyObject *)v)) || (was_none == Py_True && !PyObject_Size(hooks) &&
+                PyObject_SetAttr(value, word[ACCUMULATED_HOOKS], Py_None));
+        }
+        Py_XDECREF(hooks);
+    }
+    Py_XDECREF(all);
+    if (failed) return NULL;
+    PyDict_Clear(v->watched);
+    Py_RETURN_NONE;
+}
+static PyMethodDef arrival_methods[] = {{"leave", (PyCFunction)arrival_leave, METH_NOARGS, "Takes it off every parameter."}, {NULL,
+    NULL, 0, NULL}};
 static int arrival_init(Arrival *v, PyObject *args, PyObject *kwargs) {
     PyObject *fast, *watched, *owners, *open, *sizes, *kind;
     if (!PyArg_ParseTuple(args, "OO!O!O!O!U", &fast, &PyDict_Type, &watched, &PyDict_Type, &owners, &PyDict_Type, &open,
@@ -354,6 +376,7 @@ static void arrival_dealloc(Arrival *v) {
     Py_DECREF(type);
 }
 static PyType_Slot arrival_slots[] = {{Py_tp_init, arrival_init}, {Py_tp_call, arrival_call}, {Py_tp_dealloc,
-    arrival_dealloc}, {Py_tp_traverse, arrival_traverse}, {Py_tp_clear, arrival_clear}, {0, NULL}};
+    arrival_dealloc}, {Py_tp_traverse, arrival_traverse}, {Py_tp_clear, arrival_clear}, {Py_tp_methods, arrival_methods},
+    {0, NULL}};
 PyType_Spec arrival_spec = {
     "ulpscope._taps.Arrival", sizeof(Arrival), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, arrival_slots};

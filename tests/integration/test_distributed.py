@@ -258,3 +258,25 @@ def test_what_ddp_reduced_is_what_the_optimizer_is_shown_to_read(folder: Path) -
             ]
         )
     assert seen[0] == seen[1] != []
+
+
+def test_processes_that_join_while_a_capture_is_on_are_watched_from_then_on(tmp_path: Path) -> None:
+    program = """
+import sys, torch, torch.distributed as dist, ulpscope
+code = dist.all_reduce.__code__, dist.init_process_group.__code__, dist.Work.wait
+for turn in range(2):
+    with ulpscope.capture(f"{sys.argv[1]}/run{turn}"):
+        assert (dist.all_reduce.__code__ is code[0]) == (turn == 0)
+        if turn == 0:
+            dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+        dist.all_reduce(torch.full((2,), 3.0))
+        dist.all_reduce(torch.full((2,), 4.0), async_op=True).wait()
+    assert (dist.all_reduce.__code__, dist.init_process_group.__code__, dist.Work.wait) == code
+dist.destroy_process_group()
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for turn in range(2):
+        dump = ulpscope.open_dump(tmp_path / f"run{turn}")
+        found = [dump.call(f"Distributed.all_reduce.{number}.forward") for number in range(2)]
+        assert [[value.stats.max for value in call.values if value.stats] for call in found] == [[3, 3], [4, 4]]

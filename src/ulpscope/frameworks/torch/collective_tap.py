@@ -54,18 +54,35 @@ class CollectiveTap:
         self.observer = observer
         self.measurer = measurer
         self._swaps: list[CodeSwap] = []
+        self._joining: CodeSwap | None = None
+        # Those that are watched now: where no processes are joined yet, only the function that joins them.
+        self._watched: list[CodeSwap] = []
         self._waiting: dict[int, tuple[OpenCall, list[tuple[tensors.Path, weakref.ref[Tensor]]]]] = {}
         self._wait: Any = None
 
     def install(self) -> None:
         if not torch.distributed.is_available():
             return
+        if torch.distributed.is_initialized():
+            self._watch()
+        else:
+            self._joining = self._joining or CodeSwap(torch.distributed.init_process_group, self._join)  # type: ignore[arg-type]
+            self._watched = [self._joining]
+            self.unpause()
+
+    def _join(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
+        if self._wait is None and self.observer.active:
+            self._watch()
+        return result
+
+    def _watch(self) -> None:
         if not self._swaps:
             space = torch.distributed.distributed_c10d
             named = ((name, getattr(space, name, None)) for name in WRITES)
             self._swaps = [CodeSwap(it, self._around(name)) for name, it in named if isinstance(it, types.FunctionType)]
-        for swap in self._swaps:
-            swap.install()
+        self._watched = [*self._watched, *self._swaps]
+        self.unpause()
         work = torch.distributed.Work
         original = self._wait = vars(work)["wait"]
         tap = self
@@ -79,19 +96,19 @@ class CollectiveTap:
         work.wait = wait  # type: ignore[method-assign, assignment]
 
     def remove(self) -> None:
-        for swap in self._swaps:
-            swap.remove()
+        self.pause()
+        self._watched = []
         if self._wait is not None:
             torch.distributed.Work.wait = self._wait  # type: ignore[method-assign]
             self._wait = None
 
     def pause(self) -> None:
         """Gives the code back for a while."""
-        for swap in self._swaps:
+        for swap in self._watched:
             swap.remove()
 
     def unpause(self) -> None:
-        for swap in self._swaps:
+        for swap in self._watched:
             swap.install()
 
     def finish_step(self) -> None:

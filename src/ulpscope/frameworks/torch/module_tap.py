@@ -296,6 +296,8 @@ class ParameterGradients:
 
     def remove(self) -> None:
         with _no_functions():  # a mode of the program's would hear each of them
+            if taps.C is not None and isinstance(self.hook, taps.C.Arrival):
+                self.hook.leave()
             for value, _ in list(self._watched.values()):
                 self.release(value)
         self._owners.clear()
