@@ -4,6 +4,7 @@ Without a compiler the build warns and goes on: `native_fallback`, `pairs_fallba
 do the same work.
 """
 
+import glob
 import os
 import sys
 import sysconfig
@@ -14,10 +15,10 @@ from setuptools import Extension, setup
 limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
-def extension(name: str, *flags: str, includes: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> Extension:
+def extension(name: str, *flags: str, includes: tuple[str, ...] = ()) -> Extension:
     return Extension(
         f"ulpscope.{name}",
-        sources=[f"src/ulpscope/{file.replace('.', '/')}.c" for file in (name, *more)],
+        sources=[f"src/ulpscope/{name.replace('.', '/')}.c"],
         depends=[f"src/ulpscope/{include}" for include in ("_abi.h", *includes)],
         py_limited_api=limited_api,
         define_macros=[("Py_LIMITED_API", "0x030a0000")],
@@ -28,28 +29,16 @@ def extension(name: str, *flags: str, includes: tuple[str, ...] = (), more: tupl
     )
 
 
+parts = sorted(os.path.basename(path) for path in glob.glob("src/ulpscope/_taps_*.c"))
+direct = ["-fno-plt"] if sys.platform == "linux" else []
 setup(
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
         extension("_native", includes=("_crc.h", "_half.h")),
         extension("_making"),
         extension("_pairs", "-ffp-contract=off", includes=("_crc.h", "_half.h", "_pairs_kernels.h", "_pairs_near.h")),
-        extension(
-            "_taps",
-            includes=("_taps.h",),
-            more=(
-                "_taps_numbers",
-                "_taps_modes",
-                "_taps_modules",
-                "_taps_fast",
-                "_taps_backward",
-                "_taps_doors",
-                "_taps_edges",
-                "_taps_gate",
-                "_taps_gauge",
-                "_taps_torch",
-            ),
-        ),
+        # One unit that calls itself without a detour.
+        extension("_taps", "-fvisibility=hidden", *direct, includes=("_taps.h", *parts)),
         extension("store.formats._leaves"),
         extension("report._cells"),
     ],

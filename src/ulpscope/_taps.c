@@ -14,12 +14,12 @@ PyObject *word[WORDS];
 static const char *const spelling[WORDS] = {
     "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
     "storage_offset", "is_neg", "is_conj", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
-    "register_hook", "active", "before_first", "ignored", "_drop_left_over", "trouble",
+    "register_hook", "_drop_left_over", "trouble",
     "close_raised", "wants", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
         "take",
     "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind",
         "name",
-    "quiet", "slow", "facts", "plain", "itemsize", "nbytes", "extent", "layout", "__enter__",
+    "slow", "facts", "plain", "itemsize", "nbytes", "extent", "layout", "__enter__",
         "__exit__",
     "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe",
         "code",
@@ -62,6 +62,12 @@ int table_put(Table *table, uint64_t a, uint64_t b, uint64_t c, uint64_t value) 
 void table_empty(Table *table) {
     free(table->cells);
     memset(table, 0, sizeof *table);
+}
+/* What it held is likely to be about as much again. */
+void table_clear(Table *table) {
+    enum { MOST = 1 << 15 };
+    if (table->mask >= MOST) table_empty(table);
+    else if (table->used) memset(table->cells, 0, 4 * sizeof(uint64_t) * (table->mask + 1)), table->used = 0;
 }
 
 int grow(void *array, size_t *room, size_t count, size_t item) {
@@ -489,3 +495,15 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_methods = functions,
     .m_slots = slots};
 PyMODINIT_FUNC PyInit__taps(void) { return PyModuleDef_Init(&definition); }
+
+/* All of it is one unit: the compiler sees through calls from file to file, which are most of what is called here. */
+#include "_taps_numbers.c"
+#include "_taps_modes.c"
+#include "_taps_modules.c"
+#include "_taps_fast.c"
+#include "_taps_backward.c"
+#include "_taps_doors.c"
+#include "_taps_edges.c"
+#include "_taps_gate.c"
+#include "_taps_gauge.c"
+#include "_taps_torch.c"

@@ -13,10 +13,10 @@ enum { CALL_BYTES = 72, MEASURE_BYTES = 112, MOST_PLACES = 32, PHASES = 5, ROLES
 /* Words of Python, in the order of their spelling in _taps.c. */
 enum {
     F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG, IS_CONJ,
-    IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK, ACTIVE,
-    BEFORE_FIRST, IGNORED, DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
+    IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK,
+    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
-    SITE_SIGN, FAST, KIND, NAME, QUIET, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
+    SITE_SIGN, FAST, KIND, NAME, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
         UNTYPED_STORAGE, RESIZABLE, START, STOP, STEP, NAMES_OF, OF, TYPE_NAME, TRACING_FLAG, ALONE, OWN_PARAMETERS, IS_LEAF,
         ACCUMULATED_HOOKS, AROUND, GRAD, OPAQUE_TEXT, WORDS
@@ -33,6 +33,7 @@ typedef struct {
 uint64_t *table_find(const Table *, uint64_t, uint64_t, uint64_t);
 int table_put(Table *, uint64_t, uint64_t, uint64_t, uint64_t);
 void table_empty(Table *);
+void table_clear(Table *);
 int grow(void *array, size_t *room, size_t count, size_t item);
 int64_t number_of(PyObject *owned);
 int truth_of(PyObject *owned);
@@ -114,12 +115,14 @@ enum {
     RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING,
         GRAD_ENABLED,
     SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, FRESH, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS, ORDINARY, MEANT,
-        FREEING, OWN, ADD, EXCLUDED, INFERENCE, TAP, BACKWARD, NAMES, APIS, MODES, GIVEN
+        FREEING, OWN, ADD, EXCLUDED, INFERENCE, BACKWARD, NAMES, APIS, MODES, GIVEN
 };
 typedef struct {
     PyObject_HEAD
     PyObject *given[GIVEN];
     char reuse, on_module, all_free, forward, backward, node_order;
+    char active, quiet; /* which Python sets, and the two below, which are seldom there */
+    PyObject *before_first, *ignored;
     char in_c; /* whether the thread that holds the gate is in C, where no frame tells of it */
     unsigned roles;
     uint64_t number; /* of all that there have been; from 1 */
@@ -139,7 +142,7 @@ typedef struct {
     uint32_t places[ROLES][MOST_PLACES];
     Chain *chains;
     size_t chain_count, chain_room;
-    Table links, stacks, marked, codes, sites, shapes, names_met;
+    Table links, stacks, marked, codes, sites, shapes, names_met, texts_met;
     PyObject *kept;    /* code objects, whose addresses are keys */
     PyObject *nowhere; /* the empty path */
     Meta *metas;

@@ -26,8 +26,7 @@ typedef struct {
     Quiet quiet;
 } Inside;
 static int inside(Fast *f, Inside *in) {
-    int active = truth_of(GET(f->given[RECORDER], ACTIVE));
-    if (active <= 0) return active || tell(f, LATE) ? -1 : 0;
+    if (!f->active) return tell(f, LATE) ? -1 : 0;
     in->state = state_here(f);
     int entered = in->state ? enter(f, in->state) : -1;
     if (entered <= 0) return entered;
@@ -49,7 +48,7 @@ typedef struct {
     PyObject_HEAD
     Fast *fast;
     Forward forward;
-    PyObject *outputs, **slots, *weak; /* a path or NULL for each gradient of the node: no tuple, which the collector would walk */
+    PyObject *outputs, **slots, *few[4], *weak; /* a path or NULL for each gradient of the node: no tuple, which the collector would walk */
     Py_ssize_t count;
     long long again;
     int output, gaps; /* without outputs: the one output, which is shown at the first place */
@@ -58,7 +57,8 @@ typedef struct {
 static Hook *new_hook(Fast *f, const Call *c, int output, PyObject *outputs, size_t slots, int gaps) {
     Hook *h = (Hook *)PyType_GenericAlloc(hook_type, 0);
     if (!h) return NULL;
-    if (slots && !(h->slots = calloc(slots, sizeof *h->slots))) return Py_DECREF(h), PyErr_NoMemory(), NULL;
+    h->slots = slots <= sizeof h->few / sizeof *h->few ? h->few : calloc(slots, sizeof *h->slots);
+    if (!h->slots) return Py_DECREF(h), PyErr_NoMemory(), NULL;
     h->count = (Py_ssize_t)slots;
     h->fast = (Fast *)Py_NewRef((PyObject *)f);
     h->forward = forward_of(c);
@@ -110,7 +110,7 @@ static void hook_dealloc(Hook *h) {
     if (h->weak) PyObject_ClearWeakRefs((PyObject *)h);
     forward_drop(&h->forward);
     for (Py_ssize_t at = 0; at < h->count; at++) Py_XDECREF(h->slots[at]);
-    free(h->slots);
+    if (h->slots != h->few) free(h->slots);
     Py_XDECREF(h->fast), Py_XDECREF(h->outputs);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(h);
     Py_DECREF(type);
@@ -378,8 +378,32 @@ static int has_registrar(void) {
     Py_XDECREF(class);
     return registrar != NULL;
 }
+/* The table of a node, of which there are a thousand until a backward pass is over: a dictionary that can be referred to weakly,
+ * as torch does where the program hangs a hook on the same node, and no more than that. */
+static PyMemberDef table_members[] = {{"__weaklistoffset__", T_PYSSIZET, 0, READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyType_Slot table_slots[] = {{Py_tp_members, table_members}, {0, NULL}};
+static PyType_Spec table_spec = {"ulpscope._taps.Hooks", 0, 0, Py_TPFLAGS_DEFAULT, table_slots};
+static PyObject *new_table(void) {
+    static PyTypeObject *class;
+    static newfunc create;
+    static PyObject *nothing;
+    if (!class) {
+        PyObject *size = PyObject_GetAttrString((PyObject *)&PyDict_Type, "__basicsize__");
+        PyObject *bases = size ? PyTuple_Pack(1, &PyDict_Type) : NULL;
+        table_members[0].offset = (Py_ssize_t)number_of(size);
+        table_spec.basicsize = (int)(table_members[0].offset + (Py_ssize_t)sizeof(PyObject *));
+        PyObject *made = bases && (nothing = PyTuple_New(0)) ? PyType_FromSpecWithBases(&table_spec, bases) : NULL;
+        Py_XDECREF(bases);
+        if (!made) return NULL;
+        class = (PyTypeObject *)made;
+        create = (newfunc)PyType_GetSlot(class, Py_tp_new);
+    }
+    PyObject *made = create(class, nothing, NULL);
+    if (made) PyObject_GC_UnTrack(made); /* there is no cycle through a hook of ours; one of the program's makes it tracked again */
+    return made;
+}
 static PyObject *hang_natively(void *node, int before, PyObject *hook) {
-    PyObject *table = has_registrar() ? new_hooks() : NULL, *handle = NULL;
+    PyObject *table = has_registrar() ? new_table() : NULL, *handle = NULL;
     if (table && (answer = PyTuple_Pack(2, table, Py_None))) {
         Py_DECREF(table);
         handle = node_hang(node, before, hook, registrar);

@@ -112,7 +112,7 @@ static int is_own_tensor(const Fast *f, PyObject *value) {
 }
 /* Whether no class of tensors could have a say. */
 static int is_ordinary(const Fast *f, PyObject *value) { return is_own_tensor(f, value) || is_plain(f, value); }
-static int are_ordinary(const Fast *f, const Made *m) {
+static int are_all_ordinary(const Fast *f, const Made *m) {
     for (Py_ssize_t at = 0, size = m->count + named_count(m); at < size; at++) {
         PyObject *value = m->args[at];
         if (is_ordinary(f, value)) continue;
@@ -160,7 +160,7 @@ static PyObject *come(PyObject *object, PyObject *const *args, size_t counted, P
     if (d->met == UNMET) return first_time(d, m, &made);
     const struct ApiFacts *facts = facts_at(m->fast, d);
     int good = facts && (!d->is_method || (made.count && is_own_tensor(m->fast, args[0]))) && (!d->is_bare || (made.count == 1 &&
-        !named_count(&made))) && are_ordinary(m->fast, &made);
+        !named_count(&made))) && are_all_ordinary(m->fast, &made);
     return good ? through(d, m, facts, &made) : call_as_before(d, &made);
 }
 

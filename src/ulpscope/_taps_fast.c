@@ -6,7 +6,7 @@ static const char *const given_names[GIVEN] = {
     "recorder", "gate", "measurer", "stacks", "selection", "frames", "tensor", "parameter", "roles", "phases",
         "tracing",
     "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "fresh", "wrapped",
-    "measure", "measure_flags", "others", "ordinary", "meant", "free", "own", "added", "excluded", "inference", "tap",
+    "measure", "measure_flags", "others", "ordinary", "meant", "free", "own", "added", "excluded", "inference",
     "backward",
     "names", "apis", "modes",
 };
@@ -127,11 +127,15 @@ static PyObject *fast_close_call(Fast *f, PyObject *call) {
 static int fast_traverse(Fast *f, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(f));
     for (int i = 0; i < GIVEN; i++) Py_VISIT(f->given[i]);
+    Py_VISIT(f->before_first);
+    Py_VISIT(f->ignored);
     for (size_t i = 0; i < f->meta_count; i++) Py_VISIT(f->metas[i].python);
     Py_VISIT(f->metas_index);
     return 0;
 }
 static int fast_clear(Fast *f) {
+    Py_CLEAR(f->before_first);
+    Py_CLEAR(f->ignored);
     Py_CLEAR(f->queued);
     f->gate = NULL;
     drop_passes(f);
@@ -152,7 +156,7 @@ static void fast_dealloc(Fast *f) {
     forget_values(f);
     fast_clear(f);
     drop_apis(f);
-    Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->names_met, &f->distrusted, &f->keys};
+    Table *tables[] = {&f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->names_met, &f->texts_met, &f->distrusted, &f->keys};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_empty(tables[i]);
     for (size_t i = 0; i < f->entry_count; i++) Py_XDECREF(f->entries[i].json);
     for (size_t i = 0; i < f->chain_count; i++) Py_XDECREF(f->chains[i].json);
@@ -187,7 +191,9 @@ static PyMethodDef fast_methods[] = {
     {"finish_pass", (PyCFunction)fast_finish_pass, METH_O, "Closes what is still open, of one thread or of all."},
     {NULL, NULL, 0, NULL},
 };
-static PyMemberDef fast_members[] = {{"in_c", T_BOOL, offsetof(Fast, in_c), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyMemberDef fast_members[] = {{"in_c", T_BOOL, offsetof(Fast, in_c), READONLY, NULL}, {"active", T_BOOL, offsetof(Fast,
+    active), 0, NULL}, {"quiet", T_BOOL, offsetof(Fast, quiet), 0, NULL}, {"before_first", T_OBJECT, offsetof(Fast, before_first), 0,
+    NULL}, {"ignored", T_OBJECT, offsetof(Fast, ignored), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot fast_slots[] = {
     {Py_tp_members, fast_members},
     {Py_tp_init, fast_init}, {Py_tp_dealloc, fast_dealloc}, {Py_tp_traverse, fast_traverse}, {Py_tp_clear, fast_clear},

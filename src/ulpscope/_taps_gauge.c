@@ -297,7 +297,7 @@ PyType_Spec lane_spec = {"ulpscope._taps.Lane", sizeof(Lane), 0, Py_TPFLAGS_DEFA
 /* --- answers ----------------------------------------------------------------------------------------------------- */
 
 enum { ANSWER_HEAD = 12, ANSWER_WORDS = 140 }; /* cuda_rows.py */
-enum { DOUBLE = 1, SIGNED = 2, UNSIGNED = 3 };
+enum { OF_DOUBLES = 1, OF_SIGNED = 2, OF_UNSIGNED = 3 };
 enum { STATS = 1, CRC = 2, KIND_SIGNED = 8, KIND_UNSIGNED = 16 };
 typedef struct {
     uint64_t numel;
@@ -319,7 +319,7 @@ static double double_of(uint64_t bits) {
     return value;
 }
 static uint64_t extreme(uint64_t key, uint32_t kind, int unseen) {
-    if (kind >= SIGNED) return kind == UNSIGNED ? key ^ 1ull << 63 : key;
+    if (kind >= OF_SIGNED) return kind == OF_UNSIGNED ? key ^ 1ull << 63 : key;
     double value = unseen ? 0.0 : double_of(key >> 63 ? key ^ 0x7FFFFFFFFFFFFFFFull : key);
     value += 0.0; /* which of 0.0 and -0.0 wins depends on the order */
     uint64_t bits;
@@ -328,8 +328,8 @@ static uint64_t extreme(uint64_t key, uint32_t kind, int unseen) {
 }
 static double norm_of(const uint64_t *words, uint32_t kind) {
     double square = double_of(words[3]);
-    if (kind == DOUBLE && square < 0x1p-900) return sqrt(double_of(words[9])) / 0x1p600;
-    if (kind == DOUBLE && !(square - square == 0)) return sqrt(double_of(words[8])) * 0x1p600;
+    if (kind == OF_DOUBLES && square < 0x1p-900) return sqrt(double_of(words[9])) / 0x1p600;
+    if (kind == OF_DOUBLES && !(square - square == 0)) return sqrt(double_of(words[8])) * 0x1p600;
     return sqrt(square);
 }
 static void row_of(const uint64_t *words, const About *about, Row *row) {
@@ -339,7 +339,7 @@ static void row_of(const uint64_t *words, const About *about, Row *row) {
         int unseen = about->numel == row->counts[0] + row->counts[1] + row->counts[2];
         row->most = extreme(words[0], about->kind, unseen), row->least = extreme(words[1], about->kind, unseen);
         row->sum = double_of(words[2]), row->norm = norm_of(words, about->kind);
-        row->kind |= about->kind == SIGNED ? KIND_SIGNED : about->kind >= UNSIGNED ? KIND_UNSIGNED : 0;
+        row->kind |= about->kind == OF_SIGNED ? KIND_SIGNED : about->kind >= OF_UNSIGNED ? KIND_UNSIGNED : 0;
     }
     if (about->flags & CRC) row->crc = (uint32_t)words[10] ^ about->zeros;
 }

@@ -29,21 +29,20 @@ int role_of(const Fast *f, PyObject *role) {
         if (PyTuple_GetItem(f->given[ROLE_LIST], i) == role) return i;
     return -1;
 }
-static int call_if_set(PyObject *owner, int name) {
-    PyObject *function = GET(owner, name), *done = NULL;
-    if (function && function != Py_None) done = PyObject_CallNoArgs(function);
-    int failed = !function || (function != Py_None && !done);
-    Py_XDECREF(function), Py_XDECREF(done);
-    return failed ? -1 : 0;
+static int is_set(PyObject *function) { return function && function != Py_None; }
+static int begin_dump(Fast *f) {
+    if (!is_set(f->before_first)) return 0;
+    PyObject *function = Py_NewRef(f->before_first), *done = PyObject_CallNoArgs(function);
+    Py_DECREF(function), Py_XDECREF(done);
+    return done ? 0 : -1;
 }
 
 Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *frame, int phase, int *bits) {
     PyObject *recorder = f->given[RECORDER];
-    if (frame) {
-        PyObject *ignored = GET(recorder, IGNORED);
-        int skip = !ignored ? -1 : ignored == Py_None ? 0 : truth_of(PyObject_CallFunctionObjArgs(ignored, frame,
-            NULL));
-        Py_XDECREF(ignored);
+    if (frame && is_set(f->ignored)) {
+        PyObject *ignored = Py_NewRef(f->ignored);
+        int skip = truth_of(PyObject_CallFunctionObjArgs(ignored, frame, NULL));
+        Py_DECREF(ignored);
         if (skip < 0) return NULL;
         if (skip) {
             Call *c = new_call(f, kind, name, phase);
@@ -51,7 +50,7 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
             return c;
         }
     }
-    if (call_if_set(recorder, BEFORE_FIRST)) return NULL;
+    if (begin_dump(f)) return NULL;
     if (s->object[GUARD] && s->object[GUARD] != Py_None && frame) {
         PyObject *done = PyObject_CallMethodObjArgs(recorder, word[DROP_LEFT_OVER], (PyObject *)s, frame, NULL);
         if (!done) return NULL;
@@ -194,7 +193,7 @@ void close_raised(Fast *f, Call *c) {
 
 Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const long long *facts, PyObject *module,
     long long again) {
-    if (call_if_set(f->given[RECORDER], BEFORE_FIRST)) return NULL;
+    if (begin_dump(f)) return NULL;
     Call *c = new_call(f, kind, name, 1);
     if (!c) return NULL;
     c->index = facts[0];
@@ -540,8 +539,7 @@ PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
     if (flags & SILENT) return carry_out(w);
     if (s->busy && s->in_c) return carry_out(w); /* our own code asks a tensor */
     if (s->busy) goto slow;                      /* Python of ours, or left behind by it */
-    int active = truth_of(GET(f->given[RECORDER], ACTIVE));
-    if (active <= 0) return active ? NULL : carry_out(w);
+    if (!f->active) return carry_out(w);
     if (!(flags & QUICK) || (types && !are_ordinary(f, types))) goto slow;
     int tracing = traces(f);
     if (tracing) return tracing < 0 ? NULL : carry_out(w);
@@ -550,9 +548,7 @@ PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
     PyObject *inplace = w->kwargs ? PyDict_GetItem(w->kwargs, word[INPLACE]) : NULL;
     int writes = flags & MUTATES || (inplace && inplace != Py_False);
     if ((out && out != Py_None) || (writes && PyDict_Size(f->given[FRESH]))) goto slow;
-    int quiet = truth_of(GET(f->given[TAP], QUIET));
-    if (quiet < 0) return NULL;
-    if (quiet) return carry_out(w);
+    if (f->quiet) return carry_out(w);
     if (!PyList_Size(s->object[CALLS])) {
         int inside = is_autograd_off();
         if (inside < 0) inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));

@@ -218,9 +218,9 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
 static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
     PyObject *original, *args, *kwargs;
     if (!PyArg_ParseTuple(all, "OO!O!", &original, &PyTuple_Type, &args, &PyDict_Type, &kwargs)) return NULL;
-    int usual = truth_of(GET(a->fast->given[RECORDER], ACTIVE));
-    State *s = usual > 0 ? state_here(a->fast) : NULL;
-    if (usual > 0) usual = !s ? -1 : PyTuple_Size(args) ? is_usual(a, s, PyTuple_GetItem(args, 0)) : 0;
+    int usual = a->fast->active;
+    State *s = usual ? state_here(a->fast) : NULL;
+    if (usual) usual = !s ? -1 : PyTuple_Size(args) ? is_usual(a, s, PyTuple_GetItem(args, 0)) : 0;
     if (usual < 0) return NULL;
     if (!usual) return PyObject_Call(original, args, kwargs);
     if (usual == 2) return PyObject_CallMethodObjArgs(a->tap, word[AROUND], original, args, kwargs, NULL);
@@ -300,9 +300,8 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
     PyObject *value;
     Fast *f = v->fast;
     if (!PyArg_ParseTuple(args, "O", &value)) return NULL;
-    int active = truth_of(GET(f->given[RECORDER], ACTIVE));
-    State *s = active > 0 ? state_here(f) : NULL;
-    int entered = active <= 0 ? active : s ? enter(f, s) : -1;
+    State *s = f->active ? state_here(f) : NULL;
+    int entered = !f->active ? 0 : s ? enter(f, s) : -1;
     if (entered < 0) return NULL;
     if (!entered) Py_RETURN_NONE;
     Quiet quiet = {0};

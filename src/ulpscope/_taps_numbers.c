@@ -49,10 +49,14 @@ static int64_t dumped_entry(Fast *f, PyObject *content) {
     return entry;
 }
 int64_t plain_entry(Fast *f, PyObject *text) {
+    uint64_t *met = table_find(&f->texts_met, (uint64_t)text, 0, 0);
+    if (met) return (int64_t)*met;
     int64_t found = indexed(f->plain, text);
     if (found != -2) return found;
     found = dumped_entry(f, text);
-    return found < 0 || index_put(f->plain, text, found) ? -1 : found;
+    if (found < 0 || index_put(f->plain, text, found)) return -1;
+    /* The dictionary keeps the text that it was first given, so that its address stays its own. */
+    return table_put(&f->texts_met, (uint64_t)text, 0, 0, (uint64_t)found) ? -1 : found;
 }
 int64_t slot_entry(Fast *f, int role, PyObject *path) {
     if (PyTuple_Size(path) == 1 && PyLong_CheckExact(PyTuple_GetItem(path, 0))) {
@@ -452,7 +456,7 @@ static int remember(Fast *f, PyObject *owner, int is_part, const Seen *seen) {
 void forget_values(Fast *f) {
     for (size_t i = 0; i < f->seen_count; i++) Py_CLEAR(f->seen[i].weak);
     f->seen_count = 0, f->sweep_at = SWEEP;
-    table_empty(&f->seen_at), table_empty(&f->known);
+    table_clear(&f->seen_at), table_clear(&f->known);
 }
 
 /* torch refuses to swap a tensor that has a weak reference. */
@@ -637,7 +641,7 @@ void forget_step(Fast *f, int anew) {
     f->counted += anew;
     f->sequence = 0;
     forget_values(f);
-    table_empty(&f->distrusted), table_empty(&f->stacks), table_empty(&f->marked);
+    table_clear(&f->distrusted), table_clear(&f->stacks), table_clear(&f->marked);
     if (anew && (f->entry_count > MOST_KEPT || f->chain_count > MOST_KEPT || f->meta_count > MOST_KEPT)) {
         PyObject *all[] = {f->opaque, f->plain, f->json, f->named_index, f->metas_index, f->layouts, f->slot_index[0],
             f->slot_index[1],
@@ -650,6 +654,6 @@ void forget_step(Fast *f, int anew) {
         f->entry_count = f->named_count = 0;
         f->chain_count = 1, f->chains[0].bits = 0;
         memset(f->places, 0xFF, sizeof f->places);
-        table_empty(&f->links), table_empty(&f->names_met);
+        table_empty(&f->links), table_empty(&f->names_met), table_empty(&f->texts_met);
     }
 }

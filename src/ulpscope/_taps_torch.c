@@ -72,7 +72,7 @@ typedef struct {
     int library;
     void *to;
 } Wanted;
-static int find_functions(const Wanted *wanted, size_t count) {
+static int find_all(const Wanted *wanted, size_t count) {
     static const char *const libraries[] = {"libtorch_cpu.so", "libc10.so", "libtorch_python.so"};
     for (size_t i = 0; i < count; i++) {
         void *found = found_in(libraries[wanted[i].library], wanted[i].name);
@@ -91,7 +91,7 @@ static int find_tensors(void) {
         {"aoti_torch_get_device_type", 0, &torch.device_type}, {"aoti_torch_get_device_index", 0, &torch.device_index},
         {"aoti_torch_get_storage_offset", 0, &torch.storage_offset},
         {"aoti_torch_get_storage_size", 0, &torch.storage_size}};
-    return find_functions(wanted, sizeof wanted / sizeof *wanted);
+    return find_all(wanted, sizeof wanted / sizeof *wanted);
 }
 
 static Impl impl_of(PyObject *value) { return *(Impl *)((char *)value + torch.impl_at); }
@@ -248,7 +248,7 @@ PyObject *learn_stack(PyObject *module, PyObject *mode) {
         {"_ZN2at4impl22PythonTorchFunctionTLS9pop_stackEv", 0, &modes.pop},
         {"_ZN2at4impl22PythonTorchFunctionTLS15push_onto_stackESt10shared_ptrIN3c1012SafePyObjectEE", 0, &modes.push}};
     modes.ready = 0;
-    if (!thread.ready || !find_functions(wanted, sizeof wanted / sizeof *wanted)) Py_RETURN_FALSE;
+    if (!thread.ready || !find_all(wanted, sizeof wanted / sizeof *wanted)) Py_RETURN_FALSE;
     int64_t count = modes.count();
     if (count < 1 || top_mode(count - 1) != mode || modes.skips()) Py_RETURN_FALSE;
     Held held = modes.pop();
@@ -326,7 +326,7 @@ PyObject *learn_graph(PyObject *module, PyObject *list) {
     Py_ssize_t count = PySequence_Size(list);
     if (count < 2 || count > MOST) return PyErr_SetString(PyExc_ValueError, "not so many samples"), NULL;
     graph.ready = 0;
-    int good = torch.ready && find_functions(wanted, sizeof wanted / sizeof *wanted), found = 0;
+    int good = torch.ready && find_all(wanted, sizeof wanted / sizeof *wanted), found = 0;
     for (Py_ssize_t i = 0; good && i < count; i++) {
         PyObject *sample = PySequence_GetItem(list, i);
         good = sample && read_sample(sample, samples + i);
@@ -352,7 +352,7 @@ PyObject *thread_state(PyObject *module, PyObject *autograd) {
         {"_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE", 1, &thread.excluded}};
     long key = PyLong_AsLong(autograd);
     if (PyErr_Occurred()) return NULL;
-    if (!find_functions(wanted, sizeof wanted / sizeof *wanted)) Py_RETURN_NONE;
+    if (!find_all(wanted, sizeof wanted / sizeof *wanted)) Py_RETURN_NONE;
     return Py_BuildValue("(iiii)", thread.state(), thread.grad_enabled() & 1, *thread.tracing() != NULL,
         thread.excluded((uint16_t)key) & 1);
 }

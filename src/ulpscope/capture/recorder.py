@@ -14,7 +14,7 @@ from typing import Any
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
 from ulpscope.frameworks.base import Forward, Measurer, OpenCall, ThreadState
-from ulpscope.frameworks.threads import Threads
+from ulpscope.frameworks.threads import Shared, Threads
 from ulpscope.own_threads import is_own
 from ulpscope.records import PathStep, Phase, Role
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, VALUE_FIELDS
@@ -31,11 +31,14 @@ class Recorder(Threads):
 
     Where the C extension is there, `use` puts its functions in the place of those here: they do the same, quicker."""
 
+    active = Shared(False)
+    before_first: Shared[Callable[[], None] | None] = Shared(None)
+    ignored: Shared[Callable[[FrameType], bool] | None] = Shared(None)
+
     def __init__(
         self, writer: DumpWriter, selection: Selection, *, stacks: bool, in_backward: Callable[[], bool]
     ) -> None:
         super().__init__()
-        self.active = False
         self.measurer: Measurer = None  # type: ignore[assignment]  # set by the session, which builds both
         self._writer = writer
         self._selection = selection
@@ -44,8 +47,6 @@ class Recorder(Threads):
         self._stacks = Stacks(self._text) if stacks else None
         self._packers: dict[int, Struct] = {}
         self._epoch = 0
-        self.before_first: Callable[[], None] | None = None
-        self.ignored: Callable[[FrameType], bool] | None = None
         self.begin_step()
 
     def use(self, fast: Any) -> None:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
+from ulpscope.frameworks.threads import Shared
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
 from ulpscope.frameworks.torch.npu import Around
@@ -114,6 +115,8 @@ if taps.C is not None:
 class FunctionTap:
     """Turns torch calls into opened and closed calls of the observer."""
 
+    quiet = Shared(False)
+
     def __init__(
         self,
         observer: Observer,
@@ -129,15 +132,15 @@ class FunctionTap:
         self.measurer = measurer
         self.backward = backward
         self.records = records
-        self.quiet = False
         self._kernels = kernels
         self._vendor = vendor
         self.names = ApiNames(as_msprobe=as_msprobe)
-        fast = observer.fast
+        fast = self.fast = observer.fast
+        self.quiet = False
         self._fast = None if kernels or vendor is not None else fast
         if fast is not None:
             fast.give(
-                tap=self, backward=backward, names=self.names, apis=self.names.known, on_module=not records,
+                backward=backward, names=self.names, apis=self.names.known, on_module=not records,
                 node_order=as_msprobe,
             )  # fmt: skip
 
