@@ -271,6 +271,7 @@ struct ApiFacts;
 const struct ApiFacts *facts_of(Fast *, PyObject *api, size_t *number);
 const struct ApiFacts *api_at(const Fast *, size_t number);
 PyObject *handle(Mode *, const struct ApiFacts *, PyObject *types, Way *);
+int is_let_through(const Mode *, const struct ApiFacts *);
 
 /* Of _taps_doors.c. */
 void meet_mode(State *, PyObject *func, PyObject *args, PyObject *kwargs, int is_silent);

@@ -131,6 +131,16 @@ static const struct ApiFacts *facts_at(Fast *f, Door *d) {
     else PyErr_Clear();
     return facts;
 }
+static PyObject *unrecorded(const Door *d, Mode *m, const Made *made) {
+    State *s = (State *)Py_NewRef((PyObject *)m->state);
+    Held held = take_mode_off();
+    s->handling++;
+    PyObject *result = call_as_before(d, made);
+    s->handling--;
+    put_mode_on(&held);
+    Py_DECREF(s);
+    return result;
+}
 static PyObject *through(Door *d, Mode *m, const struct ApiFacts *facts, const Made *made) {
     Py_ssize_t own = d->is_method;
     PyObject *all = tuple_of(made->args, made->count), *rest = NULL, *kwargs = NULL, *result = NULL;
@@ -159,6 +169,7 @@ static PyObject *come(PyObject *object, PyObject *const *args, size_t counted, P
     if (!m || !m->fast || !m->state || m->state->object[REDISPATCHED]) return call_as_before(d, &made);
     if (d->met == UNMET) return first_time(d, m, &made);
     const struct ApiFacts *facts = facts_at(m->fast, d);
+    if (facts && is_let_through(m, facts)) return unrecorded(d, m, &made);
     int good = facts && (!d->is_method || (made.count && is_own_tensor(m->fast, args[0]))) && (!d->is_bare || (made.count == 1 &&
         !named_count(&made))) && are_all_ordinary(m->fast, &made);
     return good ? through(d, m, facts, &made) : call_as_before(d, &made);

@@ -531,6 +531,11 @@ static int are_ordinary(const Fast *f, PyObject *types) {
             return 0;
     return size >= 0;
 }
+/* Whether nothing is done about a call but to let it run, whatever its arguments are. */
+int is_let_through(const Mode *m, const ApiFacts *facts) {
+    int ours = m->state->busy && !m->state->in_c; /* Python of ours, or left behind by it */
+    return facts->flags & SILENT || (m->fast->on_module && facts->flags & QUICK && !ours);
+}
 /* Without types no class of tensors has a say. */
 PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
     Fast *f = m->fast;

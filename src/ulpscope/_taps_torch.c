@@ -57,6 +57,7 @@ static struct {
     Held (*pop)(void);
     void (*push)(Held *);
 } modes;
+static int is_skipped(void) { return modes.skips && modes.skips() & 1; }
 static PyObject *top_mode(int64_t at) { return **(PyObject ***)modes.at(at); }
 /* A function of a library that is loaded, or NULL. */
 void *found_in(const char *library, const char *name) {
@@ -234,7 +235,7 @@ int is_tracing(void) { return thread.ready ? *thread.tracing() != NULL : -1; }
 int is_autograd_off(void) { return thread.ready ? thread.excluded(thread.autograd) & 1 : -1; }
 
 Mode *mode_alone(void) {
-    if (!modes.ready || modes.count() != 1 || thread.state() == thread.silent || modes.skips()) return NULL;
+    if (!modes.ready || modes.count() != 1 || thread.state() == thread.silent || is_skipped()) return NULL;
     PyObject *top = top_mode(0);
     return (PyObject *)Py_TYPE(top) == asked_class ? (Mode *)top : NULL;
 }
@@ -244,13 +245,14 @@ void put_mode_on(Held *held) { modes.push(held); }
 PyObject *learn_stack(PyObject *module, PyObject *mode) {
     const Wanted wanted[] = {{"_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", 0, &modes.count},
         {"_ZN2at4impl22PythonTorchFunctionTLS12get_stack_atEl", 0, &modes.at},
-        {"_ZN2at4impl22PythonTorchFunctionTLS14peek_skip_nextEv", 0, &modes.skips},
         {"_ZN2at4impl22PythonTorchFunctionTLS9pop_stackEv", 0, &modes.pop},
         {"_ZN2at4impl22PythonTorchFunctionTLS15push_onto_stackESt10shared_ptrIN3c1012SafePyObjectEE", 0, &modes.push}};
     modes.ready = 0;
     if (!thread.ready || !find_all(wanted, sizeof wanted / sizeof *wanted)) Py_RETURN_FALSE;
+    void *found = found_in("libtorch_cpu.so", "_ZN2at4impl22PythonTorchFunctionTLS14peek_skip_nextEv");
+    memcpy(&modes.skips, &found, sizeof found); /* older ones skip nothing */
     int64_t count = modes.count();
-    if (count < 1 || top_mode(count - 1) != mode || modes.skips()) Py_RETURN_FALSE;
+    if (count < 1 || top_mode(count - 1) != mode || is_skipped()) Py_RETURN_FALSE;
     Held held = modes.pop();
     int good = modes.count() == count - 1;
     modes.push(&held);

@@ -297,8 +297,8 @@ def test_the_checking_machines_device_is_the_benchmark_of_an_online_check(tmp_pa
         cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        subprocess.run([sys.executable, "-c", TRAIN], cwd=tmp_path, env=environment, check=True, timeout=100)
-        _, said = check.communicate(timeout=100)
+        subprocess.run([sys.executable, "-c", TRAIN], cwd=tmp_path, env=environment, check=True, timeout=300)
+        _, said = check.communicate(timeout=300)
     finally:
         check.kill()
     assert check.returncode == 0, said

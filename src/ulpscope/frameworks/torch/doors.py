@@ -19,8 +19,8 @@ _SPACES = ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special", "_sparse"
 
 
 @functools.cache
-def _build() -> bool:
-    """Once a process. Whether there are any; without them calls go torch's way."""
+def are_there() -> bool:
+    """Builds them, once a process. Without them calls go torch's way."""
     if taps.C is None or not direct.learn():
         return False
     return taps.C.build_doors(_functions(), _writable())[0] > 0
@@ -51,6 +51,6 @@ def _writable() -> list[tuple[int, int]]:
 
 
 def open_doors(wanted: bool = True) -> None:
-    """Opens or closes them all."""
-    if taps.C is not None and (not wanted or _build()):
+    """Opens or closes them all, where there are any."""
+    if taps.C is not None and (not wanted or are_there()):
         taps.C.open_doors(wanted)
