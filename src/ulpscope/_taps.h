@@ -265,6 +265,7 @@ typedef struct {
     PyObject *func, *args, *kwargs;
     PyObject *(*direct)(PyObject *, PyObject *, PyObject *);
     PyObject *self, *rest;
+    PyObject *sign; /* as the method of an operator is called, or NULL */
     char is_slow; /* set where Python must do it */
 } Way;
 struct ApiFacts;

@@ -19,6 +19,7 @@ typedef struct {
     Function original;
     PyObject *self; /* of a function: what it is called with, or NULL */
     PyObject *func; /* that the mode is told */
+    PyObject *sign; /* its own name, where it may stand for an operator */
     uint64_t owner; /* who knows it by the number `facts` */
     size_t facts;
     char met, is_method, is_bare; /* bare: of no arguments but the tensor */
@@ -147,7 +148,7 @@ static PyObject *through(Door *d, Mode *m, const struct ApiFacts *facts, const M
     if (all && !d->is_bare) rest = own ? tuple_of(made->args + own, made->count - own) : Py_NewRef(all);
     if (all && named_count(made)) kwargs = named_of(made);
     Way way = {.func = d->func, .args = all, .kwargs = kwargs, .direct = d->original, .self = own ? made->args[0] : d->self,
-        .rest = rest};
+        .rest = rest, .sign = d->sign};
     if (all && (rest || d->is_bare) && (kwargs || !named_count(made))) {
         State *s = (State *)Py_NewRef((PyObject *)m->state);
         Held held = take_mode_off();
@@ -257,6 +258,7 @@ static int build_door(PyObject *object) {
     *d = (Door){.object = Py_NewRef(object), .before = before, .is_method = (char)is_method, .is_bare = (char)is_bare};
     memcpy(&d->original, &table->ml_meth, sizeof d->original);
     if (!is_method) d->self = PyCFunction_GetSelf(object);
+    else if (!strncmp(table->ml_name, "__", 2)) d->sign = PyUnicode_InternFromString(table->ml_name);
     return PyErr_Occurred() ? -1 : 0;
 }
 /* Only where its table may be written: ranges of such memory are given. */

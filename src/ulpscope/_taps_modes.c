@@ -391,7 +391,9 @@ typedef struct {
 } Shown;
 
 /* Whom the call belongs to, and its arguments as he wrote them. All references are owned. */
-static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject *api_name, Shown *shown) {
+static int look(Fast *f, const ApiFacts *facts, PyObject *own, Shown *shown) {
+    PyObject *api = facts->api, *api_name = facts->name;
+    long flags = facts->flags;
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *back;
     if (!frame) return PyErr_SetString(PyExc_RuntimeError, "a call without a frame"), -1;
     shown->frame = Py_NewRef(frame);
@@ -432,10 +434,17 @@ static int look(Fast *f, PyObject *api, long flags, PyObject *api_kind, PyObject
         int64_t lasti = frame_lasti(shown->frame);
         PyObject *sign = kind < 0 || PyErr_Occurred() ? NULL : kind & IN_TORCH ? NULL : sign_at(f, shown->frame,
             api_name, lasti, code, shown->args);
+        /* Of a method that stands for an operator, what Python says of a place once it says always. */
+        int asked = !sign && !PyErr_Occurred(), keeps = asked && own && !(kind & IN_TORCH);
+        uint64_t *found = keeps ? table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, (uint64_t)own) : NULL;
+        if (found) sign = (PyObject *)*found;
+        else if (asked) {
+            shown->name = PyObject_CallMethodObjArgs(f->given[NAMES], word[SPELLING], api, shown->frame, shown->args, NULL);
+            if (keeps && shown->name && (PyList_Append(f->kept, shown->name) || table_put(&f->sites, (uint64_t)code, (uint64_t)lasti,
+                (uint64_t)own, (uint64_t)shown->name))) Py_CLEAR(shown->name);
+        }
+        if (sign) shown->name = Py_NewRef(sign);
         Py_DECREF(code);
-        if (!sign && !PyErr_Occurred()) shown->name = PyObject_CallMethodObjArgs(f->given[NAMES], word[SPELLING],
-            api, shown->frame, shown->args, NULL);
-        else shown->name = Py_XNewRef(sign);
         return shown->name ? 0 : -1;
     }
     shown->name = Py_NewRef(api_name);
@@ -459,14 +468,14 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     Fast *f = m->fast;
     State *s = m->state;
     PyObject *args = w->args, *kwargs = w->kwargs;
-    PyObject *api = facts->api, *api_kind = Py_NewRef(facts->kind), *api_name = Py_NewRef(facts->name), *result = NULL;
+    PyObject *api_kind = Py_NewRef(facts->kind), *api_name = Py_NewRef(facts->name), *result = NULL;
     long flags = facts->flags;
     Shown shown = {Py_NewRef(args), Py_XNewRef(kwargs), NULL, NULL};
     Call *c = NULL;
     Edges *edges = NULL; /* found before the call where it writes over its arguments */
     int follow = 0, bits = 0, entered = enter(f, s);
     if (entered <= 0) goto end;
-    if (!look(f, api, flags, api_kind, api_name, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0,
+    if (!look(f, facts, w->sign, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0,
         &bits);
     if (c && c->wanted) {
         int failed = 0;

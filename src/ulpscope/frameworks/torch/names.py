@@ -5,6 +5,7 @@ The seeds' spelling: kind and name, `Functional.conv2d`, `Torch.matmul`, `Tensor
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -258,7 +259,7 @@ class Api:
 
     def __init__(self, kind: str, name: str, treatment: int) -> None:
         self.kind = kind
-        self.name = name
+        self.name = sys.intern(name)  # the C finds a name by its address, before it looks for its text
         self.treatment = treatment
         self.signed = kind == "Tensor" and name in _SIGNED
         waits = name.startswith("wait_tensor")

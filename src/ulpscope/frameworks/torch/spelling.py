@@ -7,6 +7,7 @@ a Python function passed by position. Each code object is read once; only frames
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from collections.abc import Collection
 from typing import Any
@@ -120,10 +121,10 @@ def _sign_of(step: dis.Instruction) -> str | None:
         symbol = step.argrepr.removeprefix("bool(").removesuffix(")")
         inplace = symbol.endswith("=") and symbol[:-1] in _SYMBOLS and symbol not in _SYMBOLS
         word = _SYMBOLS.get(symbol[:-1] if inplace else symbol)
-        return None if word is None else f"__{'i' if inplace else ''}{word}__"
+        return None if word is None else sys.intern(f"__{'i' if inplace else ''}{word}__")
     family, _, rest = name.partition("_")
     if family in ("BINARY", "INPLACE", "UNARY") and rest in _OLD_OPCODES:
-        return f"__{'i' if family == 'INPLACE' else ''}{_OLD_OPCODES[rest]}__"
+        return sys.intern(f"__{'i' if family == 'INPLACE' else ''}{_OLD_OPCODES[rest]}__")
     return None
 
 
