@@ -17,6 +17,7 @@ from torch import nn
 import ulpscope
 from ulpscope import native
 from ulpscope.dtypes import dtype_named
+from ulpscope.frameworks.torch import doors
 from ulpscope.records import Stats, Value
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -250,20 +251,42 @@ def test_without_triton_the_rows_are_the_same(tmp_path: Path, monkeypatch: pytes
             assert left.finite_norm == pytest.approx(right.finite_norm, rel=1e-6)
 
 
-def test_modules_are_recorded_without_a_mode(tmp_path: Path) -> None:
-    """On the device measuring a value again costs less than a mode; where tensors are kept, each is stored once all the same."""
+def test_modules_are_measured_once_where_there_are_doors_and_each_time_where_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device measuring a value again costs less than a mode that torch tells of every call."""
     torch.manual_seed(0)
     model, value = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).cuda(), torch.randn(3, 8, device="cuda")
     found = {}
-    for tensors in (False, True):
-        capture = ulpscope.Capture(tmp_path / str(tensors), level="module", tensors=tensors).start(model)
-        assert torch._C._len_torch_function_stack() == int(tensors)
-        model(value).sum().backward()
-        capture.close()
-        calls = ulpscope.open_dump(tmp_path / str(tensors)).calls()
-        found[tensors] = [(call.id, [(item.slot, item.stats) for item in call.values]) for call in calls]
+    measures = {}
+    for there in (True, False):
+        if not there:
+            monkeypatch.setattr(doors, "are_there", lambda: False)
+        with ulpscope.Capture(tmp_path / str(there), model=model, level="module") as capture:
+            assert torch._C._len_torch_function_stack() == int(there)
+            model(value).sum().backward()
+        dump = ulpscope.open_dump(capture.dumps[0])
+        found[there] = [(call.id, [(item.slot, item.stats) for item in call.values]) for call in dump.calls()]
+        measures[there] = dump.manifest.counts["measures"]
         model.zero_grad()
     assert found[False] == found[True]
+    assert measures[True] < measures[False]
+
+
+@pytest.mark.parametrize("level", ["op", "mix"])
+def test_what_a_graph_wrote_again_is_measured_again(tmp_path: Path, level: str) -> None:
+    value = torch.ones(1000, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = value * 2
+    with ulpscope.capture(tmp_path / "run", level=level):
+        for number in range(3):
+            value.fill_(number)
+            graph.replay()
+            result.neg()
+    dump = ulpscope.open_dump(tmp_path / "run")
+    shown = [dump.call(f"Tensor.neg.{number}.forward").values for number in range(3)]
+    assert [[item.stats.max for item in values if item.stats] for values in shown] == [[0, 0], [2, -2], [4, -4]]
 
 
 @pytest.mark.parametrize("checksum", [False, True])

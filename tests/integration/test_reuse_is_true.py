@@ -1,11 +1,13 @@
 """A value that is measured once and used again is the value that a second look would have found."""
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import ulpscope
 from integration.runs import Build, seed
@@ -84,3 +86,31 @@ def test_such_a_capture_leaves_the_modes_of_the_program_alone(tmp_path: Path) ->
         capture.close()
     assert counts[0] == counts[1]
     assert len(ulpscope.open_dump(tmp_path / "run")) > 1
+
+
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_what_a_graph_of_a_device_wrote_is_measured_again(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay writes into tensors that exist, and raises no version; here a function stands for it that writes into memory."""
+    value, layer = torch.zeros(4), nn.Identity()
+    place = value.data_ptr()
+
+    def replay(numbers: Any) -> None:
+        ctypes.memmove(place, (ctypes.c_float * 4)(*numbers), 16)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay)
+    code = replay.__code__
+    with ulpscope.capture(tmp_path / "run", model=layer, level=level):
+        for number in range(3):
+            torch.cuda.CUDAGraph.replay([number] * 4)  # type: ignore[arg-type]
+            layer(value).neg()
+            layer(value)
+    assert replay.__code__ is code
+    shown = [
+        item.stats.max
+        for call in ulpscope.open_dump(tmp_path / "run").calls()
+        for item in call.values[:1]
+        if item.stats
+    ]
+    assert shown == ([0, 1, 2] if level == "op" else [0, 0, 1, 1, 2, 2])

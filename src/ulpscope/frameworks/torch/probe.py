@@ -121,6 +121,7 @@ class TorchProbe:
         self._measurer = measurer
         self._released = released
         self._swapping = CodeSwap(torch.utils.swap_tensors, self._swap_tensors)  # type: ignore[arg-type]
+        self._replaying = CodeSwap(torch.cuda.CUDAGraph.replay, self._replay_graph)  # type: ignore[arg-type]
         self._installed: list[Any] = []
 
     def install(self) -> None:
@@ -133,6 +134,7 @@ class TorchProbe:
                 self._threads,
                 self._compiled,
                 self._swapping,
+                self._replaying,
             ):
                 self._installed.append(tap)
                 tap.install()
@@ -154,6 +156,18 @@ class TorchProbe:
                 self._released(value)
         del value
         return original(*args, **kwargs)
+
+    def _replay_graph(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A graph writes into its tensors without a trace: nothing that was measured is known any more."""
+        try:
+            return original(*args, **kwargs)
+        finally:
+            observer = self.modules.observer
+            state = observer.state()
+            entered = observer.enter(state)
+            self._measurer.begin_window()
+            if entered:
+                observer.leave(state)
 
     def _suspend(self, state: ThreadState) -> None:
         """A compiled region begins: this thread's modes go, and with the first region all exchanged code."""
