@@ -165,9 +165,11 @@ class TorchProbe:
             observer = self.modules.observer
             state = observer.state()
             entered = observer.enter(state)
-            self._measurer.begin_window()
-            if entered:
-                observer.leave(state)
+            try:
+                self._measurer.begin_window()
+            finally:
+                if entered:
+                    observer.leave(state)
 
     def _suspend(self, state: ThreadState) -> None:
         """A compiled region begins: this thread's modes go, and with the first region all exchanged code."""
