@@ -268,11 +268,16 @@ typedef struct {
     PyObject *sign; /* as the method of an operator is called, or NULL */
     char is_slow; /* set where Python must do it */
 } Way;
-struct ApiFacts;
-const struct ApiFacts *facts_of(Fast *, PyObject *api, size_t *number);
-const struct ApiFacts *api_at(const Fast *, size_t number);
-PyObject *handle(Mode *, const struct ApiFacts *, PyObject *types, Way *);
-int is_let_through(const Mode *, const struct ApiFacts *);
+/* What is asked of a function at each of its calls; names.py has the whole of it. What it holds stays; where it lies may change
+ * whenever Python runs: it is copied before. */
+typedef struct ApiFacts {
+    PyObject *api, *kind, *name;
+    long flags;
+} ApiFacts;
+const ApiFacts *facts_of(Fast *, PyObject *api, size_t *number);
+const ApiFacts *api_at(const Fast *, size_t number);
+PyObject *handle(Mode *, const ApiFacts *, PyObject *types, Way *);
+int is_let_through(const Mode *, const ApiFacts *);
 
 /* Of _taps_doors.c. */
 void meet_mode(State *, PyObject *func, PyObject *args, PyObject *kwargs, int is_silent);

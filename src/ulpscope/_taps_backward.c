@@ -387,6 +387,7 @@ static PyObject *new_table(void) {
     static PyTypeObject *class;
     static newfunc create;
     static PyObject *nothing;
+    static int is_tracked_again; /* by Python, once something is in it that the collector must see: until 3.13 */
     if (!class) {
         PyObject *size = PyObject_GetAttrString((PyObject *)&PyDict_Type, "__basicsize__");
         PyObject *bases = size ? PyTuple_Pack(1, &PyDict_Type) : NULL;
@@ -397,9 +398,14 @@ static PyObject *new_table(void) {
         if (!made) return NULL;
         class = (PyTypeObject *)made;
         create = (newfunc)PyType_GetSlot(class, Py_tp_new);
+        PyObject *tried = create(class, nothing, NULL), *list = tried ? PyList_New(0) : NULL;
+        if (tried) PyObject_GC_UnTrack(tried);
+        if (list && !PyDict_SetItem(tried, Py_None, list)) is_tracked_again = PyObject_GC_IsTracked(tried);
+        Py_XDECREF(tried), Py_XDECREF(list);
+        if (PyErr_Occurred()) return NULL;
     }
     PyObject *made = create(class, nothing, NULL);
-    if (made) PyObject_GC_UnTrack(made); /* there is no cycle through a hook of ours; one of the program's makes it tracked again */
+    if (made && is_tracked_again) PyObject_GC_UnTrack(made); /* there is no cycle through a hook of ours */
     return made;
 }
 static PyObject *hang_natively(void *node, int before, PyObject *hook) {

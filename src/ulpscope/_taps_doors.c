@@ -96,11 +96,11 @@ void meet_mode(State *s, PyObject *func, PyObject *args, PyObject *kwargs, int i
 }
 static PyObject *first_time(Door *d, Mode *mode, const Made *made) {
     State *s = (State *)Py_NewRef((PyObject *)mode->state);
-    Meeting met = {d, NULL, (PyObject *)PyEval_GetFrame(), made}, *before = s->meeting;
+    Meeting met = {d, NULL, (PyObject *)PyEval_GetFrame(), made};
     s->meeting = &met;
     PyObject *result = call_as_before(d, made);
     if (s->meeting == &met && result && result != Py_NotImplemented) d->met = NEVER; /* it asks no mode */
-    s->meeting = before;
+    if (s->meeting == &met) s->meeting = NULL;
     Py_DECREF(s);
     return result;
 }
@@ -124,42 +124,36 @@ static int are_all_ordinary(const Fast *f, const Made *m) {
     }
     return 1;
 }
-static const struct ApiFacts *facts_at(Fast *f, Door *d) {
-    if (d->owner == f->number) return api_at(f, d->facts);
-    PyObject *api = PyDict_GetItemWithError(f->given[APIS], d->func);
-    const struct ApiFacts *facts = api ? facts_of(f, api, &d->facts) : NULL;
-    if (facts) d->owner = f->number;
-    else PyErr_Clear();
-    return facts;
+static int facts_at(Fast *f, Door *d, ApiFacts *to) {
+    const ApiFacts *facts = NULL;
+    if (d->owner == f->number) facts = api_at(f, d->facts);
+    else {
+        PyObject *api = PyDict_GetItemWithError(f->given[APIS], d->func);
+        if ((facts = api ? facts_of(f, api, &d->facts) : NULL)) d->owner = f->number;
+        else PyErr_Clear();
+    }
+    if (facts) *to = *facts;
+    return facts != NULL;
 }
-static PyObject *unrecorded(const Door *d, Mode *m, const Made *made) {
-    State *s = (State *)Py_NewRef((PyObject *)m->state);
-    Held held = take_mode_off();
-    s->handling++;
-    PyObject *result = call_as_before(d, made);
-    s->handling--;
-    put_mode_on(&held);
-    Py_DECREF(s);
-    return result;
-}
-static PyObject *through(Door *d, Mode *m, const struct ApiFacts *facts, const Made *made) {
+/* With the mode off, as torch has it meanwhile. */
+static PyObject *through(Door *d, Mode *m, const ApiFacts *facts, const Made *made, char *is_slow) {
     Py_ssize_t own = d->is_method;
     PyObject *all = tuple_of(made->args, made->count), *rest = NULL, *kwargs = NULL, *result = NULL;
     if (all && !d->is_bare) rest = own ? tuple_of(made->args + own, made->count - own) : Py_NewRef(all);
     if (all && named_count(made)) kwargs = named_of(made);
     Way way = {.func = d->func, .args = all, .kwargs = kwargs, .direct = d->original, .self = own ? made->args[0] : d->self,
         .rest = rest, .sign = d->sign};
-    if (all && (rest || d->is_bare) && (kwargs || !named_count(made))) {
-        State *s = (State *)Py_NewRef((PyObject *)m->state);
-        Held held = take_mode_off();
-        s->handling++;
-        result = handle(m, facts, NULL, &way);
-        s->handling--;
-        put_mode_on(&held);
-        Py_DECREF(s);
-    }
+    if (all && (rest || d->is_bare) && (kwargs || !named_count(made))) result = handle(m, facts, NULL, &way);
     Py_XDECREF(all), Py_XDECREF(rest), Py_XDECREF(kwargs);
-    return way.is_slow ? call_as_before(d, made) : result;
+    *is_slow = way.is_slow;
+    return result;
+}
+static int is_usual_call(const Door *d, const Mode *m, const Made *made) {
+    if (d->is_method && !(made->count && is_own_tensor(m->fast, made->args[0]))) return 0;
+    return (!d->is_bare || (made->count == 1 && !named_count(made))) && are_all_ordinary(m->fast, made);
+}
+static int is_free(const Mode *m) { /* of a call that goes round it */
+    return m && m->fast && m->state && (!m->state->object[REDISPATCHED] || m->state->object[REDISPATCHED] == Py_None);
 }
 static PyObject *come(PyObject *object, PyObject *const *args, size_t counted, PyObject *names) {
     uint64_t *at = table_find(&doors_at, (uint64_t)object, 0, 0);
@@ -167,39 +161,48 @@ static PyObject *come(PyObject *object, PyObject *const *args, size_t counted, P
     Door *d = doors + *at;
     Made made = {args, (Py_ssize_t)(counted << 1 >> 1), names}; /* the first bit says what may be done with the arguments */
     Mode *m = d->met == NEVER ? NULL : mode_alone();
-    if (!m || !m->fast || !m->state || m->state->object[REDISPATCHED]) return call_as_before(d, &made);
+    if (!is_free(m)) return call_as_before(d, &made);
     if (d->met == UNMET) return first_time(d, m, &made);
-    const struct ApiFacts *facts = facts_at(m->fast, d);
-    if (facts && is_let_through(m, facts)) return unrecorded(d, m, &made);
-    int good = facts && (!d->is_method || (made.count && is_own_tensor(m->fast, args[0]))) && (!d->is_bare || (made.count == 1 &&
-        !named_count(&made))) && are_all_ordinary(m->fast, &made);
-    return good ? through(d, m, facts, &made) : call_as_before(d, &made);
+    State *s = (State *)Py_NewRef((PyObject *)m->state);
+    Held held = take_mode_off(); /* which keeps it: whatever is asked for may run a finalizer, and that may end the capture */
+    ApiFacts facts;
+    PyObject *result = NULL;
+    char is_slow = 0;
+    s->handling++;
+    if (!facts_at(m->fast, d, &facts)) is_slow = 1;
+    else if (is_let_through(m, &facts)) result = call_as_before(d, &made);
+    else if (is_usual_call(d, m, &made)) result = through(d, m, &facts, &made, &is_slow);
+    else is_slow = 1;
+    s->handling--;
+    put_mode_on(&held);
+    Py_DECREF(s);
+    return is_slow ? call_as_before(d, &made) : result;
 }
 
 /* --- attributes -------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     State *state;
-    Meeting met, *before;
+    Meeting met;
     Held held;
 } Asking;
 /* Whether a mode hears of it, which `end_asking` puts on again. */
 static int begin_asking(Asking *a, char *met, PyObject *self, PyObject *value) {
     Mode *m = *met == NEVER ? NULL : mode_alone();
-    if (!m || !m->fast || !m->state || m->state->object[REDISPATCHED] || !is_own_tensor(m->fast, self) || (value &&
-        !is_ordinary(m->fast, value))) return 0;
+    if (!is_free(m) || !is_own_tensor(m->fast, self) || (value && value != Py_None && !is_own_tensor(m->fast, value) &&
+        !PyBool_Check(value))) return 0;
     State *s = a->state = (State *)Py_NewRef((PyObject *)m->state);
     if (*met == LEARNT) a->held = take_mode_off(), s->handling++;
     else {
         a->met = (Meeting){.met = met, .frame = (PyObject *)PyEval_GetFrame()};
-        a->before = s->meeting, s->meeting = &a->met;
+        s->meeting = &a->met;
     }
     return 1;
 }
 static void end_asking(Asking *a) {
     if (a->met.met) {
         if (a->state->meeting == &a->met && !PyErr_Occurred()) *a->met.met = NEVER; /* it asks no mode */
-        a->state->meeting = a->before;
+        if (a->state->meeting == &a->met) a->state->meeting = NULL;
     } else a->state->handling--, put_mode_on(&a->held);
     Py_DECREF(a->state);
 }

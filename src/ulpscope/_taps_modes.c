@@ -306,11 +306,6 @@ int follows(Fast *f, Call *c) {
 
 /* --- the mode ---------------------------------------------------------------------------------------------------- */
 
-/* What is asked of a function at each of its calls; names.py has the whole of it. */
-typedef struct ApiFacts {
-    PyObject *api, *kind, *name;
-    long flags;
-} ApiFacts;
 const ApiFacts *api_at(const Fast *f, size_t number) { return f->apis + number; }
 const ApiFacts *facts_of(Fast *f, PyObject *api, size_t *number) {
     uint64_t *at = table_find(&f->apis_at, (uint64_t)api, 0, 0);
@@ -363,7 +358,7 @@ done:
 }
 /* How the caller wrote a sign, where that follows from his code, or from one of his variables; NULL and no error where Python must
  * look. */
-static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t lasti, PyObject *code, PyObject *args) {
+static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t lasti, PyObject *code, PyObject *args, PyObject *own) {
     uint64_t *found = table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, 0);
     PyObject *sign;
     if (!found) {
@@ -374,7 +369,10 @@ static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t l
         if (table_put(&f->sites, (uint64_t)code, (uint64_t)lasti, 0, (uint64_t)sign)) return NULL;
     } else sign = (PyObject *)*found;
     if (sign == Py_None) return api_name;
-    if (sign == Py_False) return NULL;
+    if (sign == Py_False) { /* a sign that writes: what it is called follows from the method */
+        found = own ? table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, (uint64_t)own) : NULL;
+        return found ? (PyObject *)*found : NULL;
+    }
     if (!PyTuple_CheckExact(sign)) return sign;
     /* Which of the two was the tensor? Two signs, the variables on the left and on the right, and which it is if the code tells. */
     PyObject *second = PyTuple_Size(args) > 1 ? PyTuple_GetItem(args, 1) : NULL, *told = PyTuple_GetItem(sign, 4);
@@ -433,12 +431,10 @@ static int look(Fast *f, const ApiFacts *facts, PyObject *own, Shown *shown) {
         kind = code_class(f, code);
         int64_t lasti = frame_lasti(shown->frame);
         PyObject *sign = kind < 0 || PyErr_Occurred() ? NULL : kind & IN_TORCH ? NULL : sign_at(f, shown->frame,
-            api_name, lasti, code, shown->args);
-        /* Of a method that stands for an operator, what Python says of a place once it says always. */
-        int asked = !sign && !PyErr_Occurred(), keeps = asked && own && !(kind & IN_TORCH);
-        uint64_t *found = keeps ? table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, (uint64_t)own) : NULL;
-        if (found) sign = (PyObject *)*found;
-        else if (asked) {
+            api_name, lasti, code, shown->args, own);
+        if (!sign && !PyErr_Occurred()) {
+            uint64_t *site = own && !(kind & IN_TORCH) ? table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, 0) : NULL;
+            int keeps = site && (PyObject *)*site == Py_False;
             shown->name = PyObject_CallMethodObjArgs(f->given[NAMES], word[SPELLING], api, shown->frame, shown->args, NULL);
             if (keeps && shown->name && (PyList_Append(f->kept, shown->name) || table_put(&f->sites, (uint64_t)code, (uint64_t)lasti,
                 (uint64_t)own, (uint64_t)shown->name))) Py_CLEAR(shown->name);
@@ -455,9 +451,29 @@ static void drop(Shown *shown) { Py_CLEAR(shown->args); Py_CLEAR(shown->kwargs);
 static PyObject *carry_out(const Way *w) {
     return w->direct ? w->direct(w->self, w->rest, w->kwargs) : PyObject_Call(w->func, w->args, w->kwargs);
 }
-/* Whether torch could not make anything of the arguments: then its own way would have told nobody of the call. */
-static int is_refused(const Way *w, PyObject *result) {
-    return w->direct && (result ? result == Py_NotImplemented : PyErr_ExceptionMatches(PyExc_TypeError));
+/* Whether torch could not make anything of the arguments: then its own way would have told nobody of the call. Of an operator that
+ * gives no answer, it could of tensors and numbers; of others its error tells, which comes from no Python and begins with the name. */
+static int is_refused(const Fast *f, const Way *w, PyObject *result) {
+    if (!w->direct || (result ? result != Py_NotImplemented : !PyErr_ExceptionMatches(PyExc_TypeError))) return 0;
+    for (Py_ssize_t at = 0; result && at < PyTuple_Size(w->args); at++) {
+        PyObject *value = PyTuple_GetItem(w->args, at);
+        if ((PyObject *)Py_TYPE(value) != f->given[TENSOR] && (PyObject *)Py_TYPE(value) != f->given[PARAMETER] &&
+            !PyLong_Check(value) && !PyFloat_Check(value)) return 1;
+    }
+    if (result) return 0;
+    Raised r = take_raised();
+    PyObject *text = r.trace ? NULL : PyObject_Str(r.error), *name = text ? GET(w->func, TYPE_NAME) : NULL, *begin = NULL;
+    if (name) begin = PyUnicode_FromFormat("%U(", name);
+    int refused = begin && (PyUnicode_Tailmatch(text, begin, 0, PY_SSIZE_T_MAX, -1) == 1);
+    if (!refused && text) {
+        PyObject *element = PyUnicode_FromString("expected Tensor as element");
+        refused = element && PyUnicode_Tailmatch(text, element, 0, PY_SSIZE_T_MAX, -1) == 1;
+        Py_XDECREF(element);
+    }
+    Py_XDECREF(text), Py_XDECREF(name), Py_XDECREF(begin);
+    PyErr_Clear();
+    PyErr_Restore(r.kind, r.error, r.trace);
+    return refused;
 }
 /* A call that has only just begun was none. */
 static void take_back(Fast *f, const Call *c) {
@@ -507,8 +523,15 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     PyErr_Fetch(&kind, &error, &trace);
     if (depth > 0 && PyList_SetSlice(s->object[CALLS], depth - 1, depth, NULL)) PyErr_Clear();
     PyErr_Restore(kind, error, trace);
-    if (is_refused(w, result)) {
+    if (is_refused(f, w, result)) {
         take_back(f, c);
+        goto end;
+    }
+    if (w->direct && result == Py_NotImplemented) { /* what torch makes of an error, which is lost */
+        PyErr_SetString(PyExc_TypeError, "the operator gave no answer");
+        close_raised(f, c);
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear();
+        else Py_CLEAR(result); /* a newer one has come */
         goto end;
     }
     if (!result) {
@@ -582,7 +605,7 @@ static PyObject *hear(Mode *m, PyObject *func, PyObject *types, PyObject *args, 
     Way way = {.func = func, .args = args, .kwargs = kwargs == Py_None || (kwargs && !PyDict_Size(kwargs)) ? NULL : kwargs};
     PyObject *api = f && s ? PyDict_GetItemWithError(f->given[APIS], func) : NULL, *result = NULL;
     if (!api) PyErr_Clear(); /* also of a function that cannot be a key */
-    const ApiFacts *facts = api ? facts_of(f, api, NULL) : NULL;
+    const ApiFacts *found = api ? facts_of(f, api, NULL) : NULL, copy = found ? *found : (ApiFacts){0}, *facts = found ? &copy : NULL;
     if (api && !facts) return NULL;
     if (s && s->meeting) meet_mode(s, func, args, way.kwargs, facts ? !!(facts->flags & SILENT) : -1);
     if (facts && func == s->object[REDISPATCHED]) {

@@ -2,6 +2,9 @@
 
 import contextlib
 import ctypes
+import os
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +155,29 @@ def refused() -> list[Any]:
     return [*errors, x + x, x.mul(2), torch.add(x, x), x.neg(), torch.cat([x, x])]
 
 
+class Raising(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mul.Tensor, torch.ops.aten.log.default):
+            raise TypeError("mul(): of the program's own")
+        return func(*args, **(kwargs or {}))
+
+
+def raising() -> list[Any]:
+    """A TypeError of the program's from inside of a call is none of torch's."""
+    x, heard = torch.ones(2, requires_grad=True), []
+
+    def refuse(value: Tensor) -> Any:
+        raise TypeError("not to be kept")
+
+    for attempt in (x.mul, x.exp, torch.log):
+        with Raising(), torch.autograd.graph.saved_tensors_hooks(refuse, lambda value: value):
+            try:
+                attempt(x) if attempt == x.mul else attempt(x) if attempt is torch.log else attempt()
+            except TypeError as error:
+                heard.append(str(error))
+    return [*heard, x.mul(2), x.exp(), torch.log(x)]
+
+
 def attributes() -> list[Any]:
     x = torch.ones(2, requires_grad=True)
     x.mul(2).sum().backward()
@@ -178,7 +204,7 @@ def attributes() -> list[Any]:
     return [*found, x.requires_grad, x.names, x.is_sparse, x.layout, x.real, x.itemsize, x.nbytes]
 
 
-@pytest.mark.parametrize("program", [classes, modes, refused, attributes])
+@pytest.mark.parametrize("program", [classes, modes, refused, raising, attributes])
 @pytest.mark.filterwarnings("ignore")
 def test_the_program_and_its_records_are_the_same(
     program: Callable[[], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,3 +244,72 @@ def test_a_call_that_torch_refuses_takes_no_number(tmp_path: Path) -> None:
         *(f"Tensor.mul.{number}.forward" for number in range(3)),
         "Tensor.__mul__.0.forward",
     ]
+
+
+def test_an_operator_that_raises_inside_is_recorded(tmp_path: Path) -> None:
+    x = torch.ones(2)
+    with ulpscope.capture(tmp_path / "run"):
+        for _ in range(3):
+            with Raising(), pytest.raises(TypeError):
+                x * x
+        x * x
+    assert names(tmp_path / "run") == [f"Tensor.__mul__.{number}.forward" for number in range(4)]
+    assert [call.error is not None for call in ulpscope.open_dump(tmp_path / "run").calls()] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Memory that was freed holds other bytes."""
+    environment = {**os.environ, "MALLOC_PERTURB_": "165"}
+    words = [sys.executable, "-X", "faulthandler", "-c", program, str(folder)]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_finalizer_may_stop_the_capture_while_a_call_is_at_the_door(tmp_path: Path) -> None:
+    program = """
+import gc, sys, torch, ulpscope
+x = torch.ones(2)
+cap = ulpscope.Capture(sys.argv[1] + "/run", level="op")
+class Cycle:
+    def __init__(self): self.me = self
+    def __del__(self): print("stopping"); cap.stop()
+cap.start()
+x.add(x); x.add(x)
+gc.collect(); gc.disable()
+cycle = Cycle(); del cycle
+gc.set_threshold(1, 1000, 1000); gc.enable()
+for _ in range(3): torch.Tensor.add(x, x)
+gc.set_threshold(700, 10, 10)
+cap.close()
+print(torch.Tensor.add(x, x).tolist())
+"""
+    done = run(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["stopping", "[2.0, 2.0]", ""]
+
+
+def test_functions_are_met_on_one_thread_while_another_waits(tmp_path: Path) -> None:
+    program = """
+import sys, threading, torch, ulpscope
+sys.setswitchinterval(1e-6)
+names = "abs acos asin atan ceil cos cosh erf erfc exp floor log log2 neg relu round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
+names += " square reciprocal expm1 log1p log10 frac digamma lgamma exp2 deg2rad rad2deg sgn signbit isnan isinf isfinite logit i0"
+big, x = torch.full((300_000,), 0.5), torch.full((2,), 0.5)
+for turn in range(3):
+    with ulpscope.capture(f"{sys.argv[1]}/{turn}", level="op", stacks=False):
+        go = True
+        def work():
+            while go: x.add(x)
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads: thread.start()
+        for name in 3 * names.split(): getattr(big, name)()
+        go = False
+        for thread in threads: thread.join()
+print("well")
+"""
+    done = run(program, tmp_path)
+    assert done.returncode == 0 and done.stdout.endswith("well\n"), done.stderr

@@ -323,3 +323,15 @@ def test_nothing_of_the_program_is_kept_alive(level: str, tmp_path: Path) -> Non
     del model
     gc.collect()
     assert reference() is None
+
+
+def test_a_function_that_the_program_has_exchanged_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No Python function stands there any more; a test of the program's may do so."""
+    for owner, name in ((torch.distributed, "init_process_group"), (torch.cuda.CUDAGraph, "replay")):
+        monkeypatch.setattr(owner, name, print)
+    with ulpscope.capture(tmp_path / "run"):
+        torch.ones(2) + 1
+    assert torch.distributed.init_process_group is torch.cuda.CUDAGraph.replay is print
+    assert len(ulpscope.open_dump(tmp_path / "run")) > 0

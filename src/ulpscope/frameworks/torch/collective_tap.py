@@ -63,10 +63,11 @@ class CollectiveTap:
     def install(self) -> None:
         if not torch.distributed.is_available():
             return
-        if torch.distributed.is_initialized():
+        joining = torch.distributed.init_process_group
+        if torch.distributed.is_initialized() or not isinstance(joining, types.FunctionType):
             self._watch()
         else:
-            self._joining = self._joining or CodeSwap(torch.distributed.init_process_group, self._join)  # type: ignore[arg-type]
+            self._joining = self._joining or CodeSwap(joining, self._join)
             self._watched = [self._joining]
             self.unpause()
 

@@ -23,7 +23,11 @@ def are_there() -> bool:
     """Builds them, once a process. Without them calls go torch's way."""
     if taps.C is None or not direct.learn():
         return False
-    return taps.C.build_doors(_functions(), _writable())[0] > 0
+    try:
+        return taps.C.build_doors(_functions(), _writable())[0] > 0
+    except Exception as error:  # another torch, or another Python
+        log.debug("calls go torch's own way: %s", error)
+        return False
 
 
 def _functions() -> list[Any]:

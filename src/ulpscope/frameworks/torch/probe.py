@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -121,7 +121,8 @@ class TorchProbe:
         self._measurer = measurer
         self._released = released
         self._swapping = CodeSwap(torch.utils.swap_tensors, self._swap_tensors)  # type: ignore[arg-type]
-        self._replaying = CodeSwap(torch.cuda.CUDAGraph.replay, self._replay_graph)  # type: ignore[arg-type]
+        replay: Any = torch.cuda.CUDAGraph.replay
+        self._replaying = CodeSwap(replay, self._replay_graph) if isinstance(replay, FunctionType) else None
         self._installed: list[Any] = []
 
     def install(self) -> None:
@@ -136,8 +137,9 @@ class TorchProbe:
                 self._swapping,
                 self._replaying,
             ):
-                self._installed.append(tap)
-                tap.install()
+                if tap is not None:
+                    self._installed.append(tap)
+                    tap.install()
         except BaseException:
             self.remove()
             raise
