@@ -37,6 +37,7 @@ void table_clear(Table *);
 int grow(void *array, size_t *room, size_t count, size_t item);
 int64_t number_of(PyObject *owned);
 int truth_of(PyObject *owned);
+static inline uint64_t word_of(const void *object, size_t at) { return *(const uint64_t *)((const char *)object + at); }
 static inline void set_ref(PyObject **to, PyObject *owned) {
     PyObject *old = *to;
     *to = owned;
@@ -188,7 +189,7 @@ void *found_in(const char *library, const char *name);
 int is_grad_on(void); /* these are -1 where only Python can say */
 int is_tracing(void);
 int is_autograd_off(void);
-/* Which mode a thread has. Python's objects, of which the stack of a thread keeps one in three words at the most. */
+/* The modes of a thread. Held: one that was taken off, in torch's own hands, which keep it. */
 typedef struct {
     void *word[3];
 } Held;
@@ -333,7 +334,6 @@ PyObject *edges_table(Edges *, PyObject *none);
 /* Of _taps_backward.c. */
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
 void drop_passes(Fast *);
-PyObject *new_hooks(void);
 PyObject *fast_hook(Fast *, PyObject *args);
 PyObject *fast_edges(Fast *, PyObject *args);
 PyObject *fast_arm(Fast *, PyObject *args);

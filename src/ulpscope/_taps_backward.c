@@ -341,16 +341,6 @@ static int hold(Fast *f, PyObject *value, PyObject *armed) {
     f->anchors = a;
     return 0;
 }
-/* As torch has them: a plain dictionary cannot be referred to weakly. */
-PyObject *new_hooks(void) {
-    static PyObject *class;
-    if (!class) {
-        PyObject *collections = PyImport_ImportModule("collections");
-        class = collections ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
-        Py_XDECREF(collections);
-    }
-    return class ? PyObject_CallNoArgs(class) : NULL;
-}
 /* While a hook is hung, `registrar` stands where torch asks a class for its way to put a hook into the table of a node. Ours
  * makes no handle, as nobody would hold it, and the hook is its own key. It may make nothing that the collector counts, who would
  * run the code of others meanwhile: what it answers, a table and no handle, is made before. */

@@ -107,12 +107,8 @@ static PyObject *first_time(Door *d, Mode *mode, const Made *made) {
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
 
-static int is_own_tensor(const Fast *f, PyObject *value) {
-    PyObject *kind = (PyObject *)Py_TYPE(value);
-    return kind == f->given[TENSOR] || kind == f->given[PARAMETER];
-}
 /* Whether no class of tensors could have a say. */
-static int is_ordinary(const Fast *f, PyObject *value) { return is_own_tensor(f, value) || is_plain(f, value); }
+static int is_ordinary(const Fast *f, PyObject *value) { return is_tensor(f, value) || is_plain(f, value); }
 static int are_all_ordinary(const Fast *f, const Made *m) {
     for (Py_ssize_t at = 0, size = m->count + named_count(m); at < size; at++) {
         PyObject *value = m->args[at];
@@ -149,7 +145,7 @@ static PyObject *through(Door *d, Mode *m, const ApiFacts *facts, const Made *ma
     return result;
 }
 static int is_usual_call(const Door *d, const Mode *m, const Made *made) {
-    if (d->is_method && !(made->count && is_own_tensor(m->fast, made->args[0]))) return 0;
+    if (d->is_method && !(made->count && is_tensor(m->fast, made->args[0]))) return 0;
     return (!d->is_bare || (made->count == 1 && !named_count(made))) && are_all_ordinary(m->fast, made);
 }
 static int is_free(const Mode *m) { /* of a call that goes round it */
@@ -189,7 +185,7 @@ typedef struct {
 /* Whether a mode hears of it, which `end_asking` puts on again. */
 static int begin_asking(Asking *a, char *met, PyObject *self, PyObject *value) {
     Mode *m = *met == NEVER ? NULL : mode_alone();
-    if (!is_free(m) || !is_own_tensor(m->fast, self) || (value && value != Py_None && !is_own_tensor(m->fast, value) &&
+    if (!is_free(m) || !is_tensor(m->fast, self) || (value && value != Py_None && !is_tensor(m->fast, value) &&
         !PyBool_Check(value))) return 0;
     State *s = a->state = (State *)Py_NewRef((PyObject *)m->state);
     if (*met == LEARNT) a->held = take_mode_off(), s->handling++;
@@ -227,7 +223,7 @@ static int set_attribute(PyObject *self, PyObject *value, void *closure) {
 /* Where Python has kept, since 3.8, the tables of functions and descriptors, and how it calls them. */
 enum { FUNCTION_TABLE = sizeof(PyObject), DESCRIPTOR_TABLE = FUNCTION_TABLE + 3 * sizeof(void *), VECTOR = DESCRIPTOR_TABLE +
     sizeof(void *) };
-static void *word_at(PyObject *object, size_t at) { return *(void **)((char *)object + at); }
+static void *table_of(PyObject *object, size_t at) { return (void *)(uintptr_t)word_of(object, at); }
 static void set_vector(PyObject *object, Vector vector) { memcpy((char *)object + VECTOR, &vector, sizeof vector); }
 static PyObject *probed(PyObject *self, PyObject *args, PyObject *kwargs) { Py_RETURN_NONE; }
 static PyObject *probed_soon(PyObject *self, PyObject *const *args, size_t counted, PyObject *names) { Py_RETURN_TRUE; }
@@ -235,8 +231,8 @@ static PyObject *probed_soon(PyObject *self, PyObject *const *args, size_t count
 static int is_known_python(void) {
     static PyMethodDef probe = {"probe", (PyCFunction)(void (*)(void))probed, METH_VARARGS | METH_KEYWORDS, NULL};
     PyObject *one = PyLong_FromLong(1), *function = PyCFunction_NewEx(&probe, NULL, NULL), *method = PyDescr_NewMethod(&PyLong_Type, &probe);
-    int good = one && function && method && word_at(function, FUNCTION_TABLE) == &probe && !word_at(function, VECTOR) &&
-        word_at(method, DESCRIPTOR_TABLE) == &probe && word_at(method, VECTOR);
+    int good = one && function && method && table_of(function, FUNCTION_TABLE) == &probe && !word_of(function, VECTOR) &&
+        table_of(method, DESCRIPTOR_TABLE) == &probe && word_of(method, VECTOR);
     for (int turn = 0; good && turn < 2; turn++) {
         PyObject *object = turn ? method : function, *told = PyObject_CallFunctionObjArgs(object, one, NULL), *soon = NULL;
         if (told) set_vector(object, probed_soon), soon = PyObject_CallFunctionObjArgs(object, one, NULL);
@@ -249,7 +245,7 @@ static int is_known_python(void) {
 static int build_door(PyObject *object) {
     int is_method = Py_TYPE(object) == &PyMethodDescr_Type;
     if (!is_method && !PyCFunction_CheckExact(object)) return 0;
-    PyMethodDef *table = word_at(object, is_method ? DESCRIPTOR_TABLE : FUNCTION_TABLE);
+    PyMethodDef *table = table_of(object, is_method ? DESCRIPTOR_TABLE : FUNCTION_TABLE);
     Vector before;
     memcpy(&before, (char *)object + VECTOR, sizeof before);
     int flags = table->ml_flags & ~METH_STATIC, is_bare = is_method && flags == METH_NOARGS;
@@ -267,7 +263,7 @@ static int build_door(PyObject *object) {
 /* Only where its table may be written: ranges of such memory are given. */
 static int build_attribute(PyObject *object, PyObject *ranges) {
     if (attribute_count == MOST_ATTRIBUTES || Py_TYPE(object) != &PyGetSetDescr_Type) return 0;
-    PyGetSetDef *place = word_at(object, DESCRIPTOR_TABLE);
+    PyGetSetDef *place = table_of(object, DESCRIPTOR_TABLE);
     int writable = 0;
     for (Py_ssize_t at = 0; !writable && at < PyList_Size(ranges); at++) {
         unsigned long long from, to;

@@ -457,8 +457,7 @@ static int is_refused(const Fast *f, const Way *w, PyObject *result) {
     if (!w->direct || (result ? result != Py_NotImplemented : !PyErr_ExceptionMatches(PyExc_TypeError))) return 0;
     for (Py_ssize_t at = 0; result && at < PyTuple_Size(w->args); at++) {
         PyObject *value = PyTuple_GetItem(w->args, at);
-        if ((PyObject *)Py_TYPE(value) != f->given[TENSOR] && (PyObject *)Py_TYPE(value) != f->given[PARAMETER] &&
-            !PyLong_Check(value) && !PyFloat_Check(value)) return 1;
+        if (!is_tensor(f, value) && !PyLong_Check(value) && !PyFloat_Check(value)) return 1;
     }
     if (result) return 0;
     Raised r = take_raised();

@@ -13,6 +13,16 @@ typedef struct {
     PyObject *watched, *owners, *open, *sizes, *kind;
 } Arrival;
 
+/* As torch has them: a plain dictionary cannot be referred to weakly. */
+static PyObject *new_hooks(void) {
+    static PyObject *class;
+    if (!class) {
+        PyObject *collections = PyImport_ImportModule("collections");
+        class = collections ? PyObject_GetAttrString(collections, "OrderedDict") : NULL;
+        Py_XDECREF(collections);
+    }
+    return class ? PyObject_CallNoArgs(class) : NULL;
+}
 /* As ParameterGradients has it. */
 static int watch_parameter(Arrival *v, PyObject *owner, PyObject *name, PyObject *value) {
     Direct d;

@@ -58,7 +58,7 @@ static struct {
     void (*push)(Held *);
 } modes;
 static int is_skipped(void) { return modes.skips && modes.skips() & 1; }
-static PyObject *top_mode(int64_t at) { return **(PyObject ***)modes.at(at); }
+static PyObject *mode_at(int64_t at) { return **(PyObject ***)modes.at(at); }
 /* A function of a library that is loaded, or NULL. */
 void *found_in(const char *library, const char *name) {
 #ifdef _WIN32
@@ -198,7 +198,6 @@ int is_graph_known(void) { return graph.ready; }
  * rebuild it, which can raise: Python must have asked before. */
 void *tensor_impl(PyObject *value) { return impl_of(value); }
 void *tensor_node(void *impl) { return *graph.grad_fn(&impl); }
-static uint64_t word_of(const void *object, size_t at) { return *(const uint64_t *)((const char *)object + at); }
 uint64_t node_sequence(const void *node) { return word_of(node, graph.sequence_at); }
 size_t node_children(const void *node) {
     return (word_of(node, graph.edges_at + 8) - word_of(node, graph.edges_at)) / graph.edge_bytes;
@@ -236,7 +235,7 @@ int is_autograd_off(void) { return thread.ready ? thread.excluded(thread.autogra
 
 Mode *mode_alone(void) {
     if (!modes.ready || modes.count() != 1 || thread.state() == thread.silent || is_skipped()) return NULL;
-    PyObject *top = top_mode(0);
+    PyObject *top = mode_at(0);
     return (PyObject *)Py_TYPE(top) == asked_class ? (Mode *)top : NULL;
 }
 Held take_mode_off(void) { return modes.pop(); }
@@ -252,11 +251,11 @@ PyObject *learn_stack(PyObject *module, PyObject *mode) {
     void *found = found_in("libtorch_cpu.so", "_ZN2at4impl22PythonTorchFunctionTLS14peek_skip_nextEv");
     memcpy(&modes.skips, &found, sizeof found); /* older ones skip nothing */
     int64_t count = modes.count();
-    if (count < 1 || top_mode(count - 1) != mode || is_skipped()) Py_RETURN_FALSE;
+    if (count < 1 || mode_at(count - 1) != mode || is_skipped()) Py_RETURN_FALSE;
     Held held = modes.pop();
     int good = modes.count() == count - 1;
     modes.push(&held);
-    modes.ready = good && modes.count() == count && top_mode(count - 1) == mode && !held.word[0] && !held.word[1];
+    modes.ready = good && modes.count() == count && mode_at(count - 1) == mode && !held.word[0] && !held.word[1];
     return PyBool_FromLong(modes.ready);
 }
 

@@ -169,10 +169,11 @@ def raising() -> list[Any]:
     def refuse(value: Tensor) -> Any:
         raise TypeError("not to be kept")
 
-    for attempt in (x.mul, x.exp, torch.log):
+    attempts: list[Callable[[], Any]] = [lambda: x.mul(x), lambda: x.exp(), lambda: torch.log(x)]
+    for attempt in attempts:
         with Raising(), torch.autograd.graph.saved_tensors_hooks(refuse, lambda value: value):
             try:
-                attempt(x) if attempt == x.mul else attempt(x) if attempt is torch.log else attempt()
+                attempt()
             except TypeError as error:
                 heard.append(str(error))
     return [*heard, x.mul(2), x.exp(), torch.log(x)]

@@ -13,8 +13,8 @@ from typing import Any
 
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
-from ulpscope.frameworks.base import Forward, Measurer, OpenCall, ThreadState
-from ulpscope.frameworks.threads import Shared, Threads
+from ulpscope.frameworks.base import Forward, Measurer, OpenCall, Shared, ThreadState
+from ulpscope.frameworks.threads import Threads
 from ulpscope.own_threads import is_own
 from ulpscope.records import PathStep, Phase, Role
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, VALUE_FIELDS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,29 @@ class ThreadState:
         self.redispatched: Any = None
         # A call whose end nobody tells when it raises, and the frame it runs in.
         self.guard: tuple[OpenCall, FrameType] | None = None
+
+
+T = TypeVar("T")
+
+
+class Shared(Generic[T]):
+    """An attribute that C looks at with every call: it is kept there, where there is C."""
+
+    def __init__(self, first: T) -> None:
+        self._first = first
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._name, self._own = name, f"_{name}"
+
+    def __get__(self, owner: Any, kind: type[Any]) -> T:
+        found: T = getattr(owner.fast, self._name) if owner.fast is not None else getattr(owner, self._own, self._first)
+        return found
+
+    def __set__(self, owner: Any, value: T) -> None:
+        if owner.fast is not None:
+            setattr(owner.fast, self._name, value)
+        else:
+            setattr(owner, self._own, value)
 
 
 class Observer(Protocol):

@@ -8,14 +8,13 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ulpscope.frameworks.base import ThreadState
 from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, new_gate, release
 from ulpscope.own_threads import is_own
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 # Seconds that a thread waits for another before it asks whether that one still needs the gate.
 _PATIENCE = 2.0
 
@@ -29,26 +28,6 @@ def at_work(state: ThreadState) -> Iterator[None]:
         yield
     finally:
         state.busy = busy
-
-
-class Shared(Generic[T]):
-    """An attribute that C looks at with every call: it is kept there, where there is C."""
-
-    def __init__(self, first: T) -> None:
-        self._first = first
-
-    def __set_name__(self, owner: type[Any], name: str) -> None:
-        self._name, self._own = name, f"_{name}"
-
-    def __get__(self, owner: Any, kind: type[Any]) -> T:
-        found: T = getattr(owner.fast, self._name) if owner.fast is not None else getattr(owner, self._own, self._first)
-        return found
-
-    def __set__(self, owner: Any, value: T) -> None:
-        if owner.fast is not None:
-            setattr(owner.fast, self._name, value)
-        else:
-            setattr(owner, self._own, value)
 
 
 class Threads:

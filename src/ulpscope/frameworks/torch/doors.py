@@ -18,13 +18,16 @@ _MAPS = Path("/proc/self/maps")
 _SPACES = ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
 
 
-@functools.cache
 def are_there() -> bool:
-    """Builds them, once a process. Without them calls go torch's way."""
-    if taps.C is None or not direct.learn():
-        return False
+    """Without them calls go torch's way."""
+    return taps.C is not None and direct.learn() and _build(taps.C)
+
+
+@functools.cache
+def _build(extension: Any) -> bool:
+    """Once a process. Whether there are any."""
     try:
-        return taps.C.build_doors(_functions(), _writable())[0] > 0
+        return bool(extension.build_doors(_functions(), _writable())[0])
     except Exception as error:  # another torch, or another Python
         log.debug("calls go torch's own way: %s", error)
         return False

@@ -18,9 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ulpscope import taps
-from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
+from ulpscope.frameworks.base import Observer, OpenCall, Shared, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
-from ulpscope.frameworks.threads import Shared
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
 from ulpscope.frameworks.torch.npu import Around
@@ -137,7 +136,6 @@ class FunctionTap:
         self.names = ApiNames(as_msprobe=as_msprobe)
         fast = self.fast = observer.fast
         self.quiet = False
-        self._fast = None if kernels or vendor is not None else fast
         if fast is not None:
             fast.give(
                 backward=backward, names=self.names, apis=self.names.known, on_module=not records,
@@ -145,7 +143,9 @@ class FunctionTap:
             )  # fmt: skip
 
     def mode(self, state: ThreadState) -> CallMode:
-        return CallMode(self, state) if self._fast is None else FastMode(self._fast, self, state)
+        if self.fast is None or self._kernels or self._vendor is not None:
+            return CallMode(self, state)
+        return FastMode(self.fast, self, state)
 
     def run_sharing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
