@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from ulpscope.errors import CaptureError
 from ulpscope.store import layout
+from ulpscope.store.ring import Ring
 from ulpscope.store.writer import DumpWriter
 
 
@@ -63,3 +66,29 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
         writer.close({"state": "complete"})
         writer.shutdown()
     assert held() == []
+
+
+def test_a_count_of_a_ring_is_never_seen_half_written(tmp_path: Path) -> None:
+    """After a kill the file is as it was at that moment, whichever that is; another process looks at it all the while."""
+    ring = Ring(tmp_path / "ring", 1 << 20)
+    ring.advance(1 << 40)
+    ring.take(1 << 40)
+    looker = """
+import mmap, sys, time
+with open(sys.argv[1], "rb") as file:
+    counts = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[16:32].cast("Q")
+print("looking", flush=True)
+end, least = time.monotonic() + 1, 1 << 60
+while time.monotonic() < end:
+    for _ in range(1000):
+        least = min(least, counts[0], counts[1])
+print(least)
+"""
+    with subprocess.Popen([sys.executable, "-c", looker, str(ring.path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "looking\n"
+        while process.poll() is None:
+            for _ in range(1000):
+                ring.advance(1)
+                ring.take(1)
+        assert int(process.stdout.read()) >= 1 << 40
+    ring.close(keep=False)

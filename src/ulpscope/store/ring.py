@@ -18,8 +18,7 @@ from pathlib import Path
 MAGIC = b"ulpring1"
 HEADER = struct.Struct("<8sQQQ")
 DATA = 4096
-_COUNTS = struct.Struct("<Q")
-_HEAD, _TAKEN = 16, 24
+_COUNTS = slice(16, 32)  # of the header: `head` and `taken`
 
 
 class Ring:
@@ -40,15 +39,17 @@ class Ring:
         finally:
             os.close(descriptor)
         self.view = memoryview(self._map)
+        # Each is one store. `struct` would fill its place with zeros first: a kill between the two lost all that was put.
+        self._counts = self.view[_COUNTS].cast("Q")
         self._write_header()
 
     @property
     def head(self) -> int:
-        return int(_COUNTS.unpack_from(self._map, _HEAD)[0])
+        return self._counts[0]
 
     @property
     def taken(self) -> int:
-        return int(_COUNTS.unpack_from(self._map, _TAKEN)[0])
+        return self._counts[1]
 
     def free(self) -> int:
         return self.capacity - (self.head - self.taken)
@@ -76,7 +77,7 @@ class Ring:
 
     def advance(self, size: int) -> None:
         """Publishes `size` bytes written through `space`."""
-        _COUNTS.pack_into(self._map, _HEAD, self.head + size)
+        self._counts[0] += size
 
     def stretch(self, limit: int) -> memoryview:
         """The oldest bytes not yet taken, at most `limit` and not across the end of the ring."""
@@ -86,7 +87,7 @@ class Ring:
 
     def take(self, size: int) -> None:
         """Marks `size` bytes as safe in their file."""
-        _COUNTS.pack_into(self._map, _TAKEN, self.taken + size)
+        self._counts[1] += size
 
     def restart(self, path: Path) -> None:
         """Moves the empty ring beside the next dump."""
@@ -102,6 +103,7 @@ class Ring:
 
     def close(self, *, keep: bool) -> None:
         """Unmaps; the file stays only when it still holds what did not reach its place."""
+        self._counts.release()
         self.view.release()
         with contextlib.suppress(BufferError):
             self._map.close()
