@@ -9,6 +9,13 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+/* Headers of Python 3.12 return these without counting, as befits 3.12; what they make must serve 3.10 and 3.11 too. */
+#undef Py_RETURN_NONE
+#undef Py_RETURN_TRUE
+#undef Py_RETURN_FALSE
+#define Py_RETURN_NONE return Py_NewRef(Py_None)
+#define Py_RETURN_TRUE return Py_NewRef(Py_True)
+#define Py_RETURN_FALSE return Py_NewRef(Py_False)
 #if Py_LIMITED_API + 0 < 0x030b0000
 /* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
 typedef struct {

@@ -12,9 +12,11 @@
 #include <immintrin.h>
 #endif
 #include "_crc.h"
+#include "_measure.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
 
 enum { STATS = 1, CRC = 2, SKETCH = 4, SIGNED = 8, UNSIGNED = 16 };
+#define NONE UINT64_MAX /* no payload: tables.py */
 enum { ROW = 112, BLOCK = 2048, LANES = 16, BUCKETS = 256, CHUNK = 64, STRIPE = 1024, MAX_DIMS = 64, LARGE = 32768 };
 
 #define ALIAS __attribute__((may_alias))
@@ -178,6 +180,7 @@ static const Dtype dtypes[] = {
     {4, 0, 2, 0, from_half},        {1, 0, 1, 0, from_e4m3},       {1, 0, 1, 0, from_e5m2},
     {1, 0, 1, 0, from_e4m3z},       {1, 0, 1, 0, from_e5m2z},      {1, 0, 1, 0, from_e8m0},
 };
+_Static_assert(MOST_OF_ROW == ROW + 4 * BUCKETS, "a row and its sketch");
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
 static float small_float(unsigned byte, int mantissa, int bias) {
@@ -211,10 +214,18 @@ typedef struct {
 static void clear_sums(Sketch *s, uint64_t blocks, int wide) {
     memset(s->sum, 0, (blocks < ACCUMULATORS ? blocks : ACCUMULATORS) * SPAN * (wide ? 8 : 4));
 }
+/* By hand in pairs: a compiler does not do it. */
 static void fold_sums(Sketch *s, int wide) {
+    typedef f64 Pair __attribute__((vector_size(16), aligned(8), may_alias));
+    typedef f32 Narrow __attribute__((vector_size(8), aligned(4), may_alias));
     int used = (s->block < ACCUMULATORS ? (int)s->block : ACCUMULATORS) * SPAN;
-    for (int a = 0; a < used; a += BUCKETS)
-        for (int k = 0; k < BUCKETS; k++) s->total[k] += wide ? s->sum[a + k] : (double)((f32 *)s->sum)[a + k];
+    const f32 *narrow = (const f32 *)s->sum;
+    for (int k = 0; k < BUCKETS; k += 2) {
+        Pair total = *(const Pair *)(s->total + k);
+        if (wide) for (int a = k; a < used; a += BUCKETS) total += *(const Pair *)(s->sum + a);
+        else for (int a = k; a < used; a += BUCKETS) total += __builtin_convertvector(*(const Narrow *)(narrow + a), Pair);
+        *(Pair *)(s->total + k) = total;
+    }
 }
 
 /* n is a multiple of 256 except at the end of the tensor. */
@@ -352,24 +363,15 @@ static void measure_view(const View *view, const Dtype *t, int flags, u8 *row) {
 }
 
 /* Fills a view; dimensions of size one go, neighbours that lie as one become one.  -1 if there is no such tensor. */
-static int parse_view(View *v, PyObject *ptr, PyObject *shape, PyObject *stride, size_t item) {
+static int fill_view(View *v, const u8 *at, size_t item, Py_ssize_t ndim, const int64_t *shape, const int64_t *stride) {
     int64_t numel = 1, reach = 0, dense = (int64_t)item, extent;
-    int bad = 0, empty = 0, n = 0, contiguous = stride == Py_None;
-    v->at = (const u8 *)(uintptr_t)PyLong_AsUnsignedLongLong(ptr);
-    v->item = item;
-    if (PyErr_Occurred()) return -1;
-    if (!PyTuple_Check(shape) || !(contiguous || PyTuple_Check(stride)))
-        return PyErr_SetString(PyExc_TypeError, "shape must be a tuple of int, stride a tuple of int or None"), -1;
-    Py_ssize_t ndim = PyTuple_Size(shape), steps = contiguous ? ndim : PyTuple_Size(stride);
-    if (ndim > MAX_DIMS || steps != ndim)
-        return PyErr_Format(PyExc_ValueError, "%zd sizes, %zd strides: must be as many, at most 64", ndim, steps), -1;
+    int bad = 0, empty = 0, n = 0;
+    v->at = at, v->item = item;
     /* Innermost first, and the arrays are filled from their ends. */
     int64_t *sizes = v->shape + MAX_DIMS, *strides = v->stride + MAX_DIMS;
     for (Py_ssize_t d = ndim; d-- > 0 && !bad;) {
-        int64_t size = PyLong_AsLongLong(PyTuple_GetItem(shape, d)), step = dense;
-        if (!contiguous && !PyErr_Occurred())
-            bad |= __builtin_mul_overflow(PyLong_AsLongLong(PyTuple_GetItem(stride, d)), (int64_t)item, &step);
-        if (PyErr_Occurred()) return -1;
+        int64_t size = shape[d], step = dense;
+        if (stride) bad |= __builtin_mul_overflow(stride[d], (int64_t)item, &step);
         bad |= size < 0 || step < 0, empty |= size == 0;
         if (size == 0 || bad) continue;
         bad |= __builtin_mul_overflow(numel, size, &numel) || __builtin_mul_overflow(dense, size, &dense) ||
@@ -388,6 +390,23 @@ static int parse_view(View *v, PyObject *ptr, PyObject *shape, PyObject *stride,
     v->contiguous = n == 0 || empty || (n == 1 && v->stride[0] == (int64_t)item);
     return 0;
 }
+static int parse_view(View *v, PyObject *ptr, PyObject *shape, PyObject *stride, size_t item) {
+    int contiguous = stride == Py_None;
+    int64_t numbers[2][MAX_DIMS];
+    const u8 *at = (const u8 *)(uintptr_t)PyLong_AsUnsignedLongLong(ptr);
+    if (PyErr_Occurred()) return -1;
+    if (!PyTuple_Check(shape) || !(contiguous || PyTuple_Check(stride)))
+        return PyErr_SetString(PyExc_TypeError, "shape must be a tuple of int, stride a tuple of int or None"), -1;
+    Py_ssize_t ndim = PyTuple_Size(shape), steps = contiguous ? ndim : PyTuple_Size(stride);
+    if (ndim > MAX_DIMS || steps != ndim)
+        return PyErr_Format(PyExc_ValueError, "%zd sizes, %zd strides: must be as many, at most 64", ndim, steps), -1;
+    for (Py_ssize_t d = 0; d < ndim; d++) {
+        numbers[0][d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));
+        if (!contiguous && !PyErr_Occurred()) numbers[1][d] = PyLong_AsLongLong(PyTuple_GetItem(stride, d));
+        if (PyErr_Occurred()) return -1;
+    }
+    return fill_view(v, at, item, ndim, numbers[0], contiguous ? NULL : numbers[1]);
+}
 
 static int parse_item(PyObject *object, size_t *item) {
     *item = PyLong_AsSize_t(object);
@@ -404,26 +423,40 @@ static int check_count(Py_ssize_t found, Py_ssize_t least, Py_ssize_t most) {
 static PyThreadState *release(size_t elements) { return elements > LARGE ? PyEval_SaveThread() : NULL; }
 static void restore(PyThreadState *released) { if (released) PyEval_RestoreThread(released); }
 
+/* NULL where one of them is not known. */
+static const Dtype *known_dtype(long code, long flags) {
+    if (code >= 0 && code < DTYPES && !(flags & ~(STATS | CRC | SKETCH))) return &dtypes[code];
+    PyErr_Format(PyExc_ValueError, "unknown dtype code %ld (known: 0 to %d) or flags %ld (known: 1, 2, 4)", code, DTYPES - 1,
+                 flags);
+    return NULL;
+}
+/* Payload and sketch are at the `offsets`. */
+static void write_row(const View *v, const Dtype *t, long flags, const uint64_t offsets[3], u8 *row) {
+    memset(row, 0, ROW);
+    memcpy(row + 80, offsets, 3 * sizeof *offsets);
+    PyThreadState *released = release(v->numel);
+    measure_view(v, t, (int)flags, row);
+    restore(released);
+}
 static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     View v;
     uint64_t offsets[3] = {0};
     if (check_count(count, 8, 8)) return NULL;
     long code = PyLong_AsLong(args[1]), flags = PyErr_Occurred() ? 0 : PyLong_AsLong(args[4]);
     for (int k = 0; k < 3 && !PyErr_Occurred(); k++) offsets[k] = PyLong_AsUnsignedLongLong(args[5 + k]);
-    if (PyErr_Occurred()) return NULL;
-    if (code < 0 || code >= DTYPES || flags & ~(STATS | CRC | SKETCH))
-        return PyErr_Format(PyExc_ValueError, "unknown dtype code %ld (known: 0 to %d) or flags %ld (known: 1, 2, 4)",
-                            code, DTYPES - 1, flags);
-    const Dtype *t = &dtypes[code];
-    if (parse_view(&v, args[0], args[2], args[3], t->item)) return NULL;
+    const Dtype *t = PyErr_Occurred() ? NULL : known_dtype(code, flags);
+    if (!t || parse_view(&v, args[0], args[2], args[3], t->item)) return NULL;
     PyObject *result = PyBytes_FromStringAndSize(NULL, ROW + 4 * (Py_ssize_t)sketch_length(v.numel, t, flags));
-    if (!result) return NULL;
-    u8 *row = memset(PyBytes_AsString(result), 0, ROW);
-    memcpy(row + 80, offsets, sizeof offsets);
-    PyThreadState *released = release(v.numel);
-    measure_view(&v, t, (int)flags, row);
-    restore(released);
+    if (result) write_row(&v, t, flags, offsets, (u8 *)PyBytes_AsString(result));
     return result;
+}
+static Py_ssize_t measure_for_c(const Measured *m, char *row) {
+    View v;
+    const Dtype *t = known_dtype(m->code, m->flags);
+    if (m->dim > MAX_DIMS) return PyErr_SetString(PyExc_ValueError, "more than 64 sizes"), -1;
+    if (!t || fill_view(&v, m->at, t->item, (Py_ssize_t)m->dim, m->sizes, m->strides)) return -1;
+    write_row(&v, t, m->flags, (const uint64_t[3]){NONE, 0, m->sketch_offset}, (u8 *)row);
+    return ROW + 4 * (Py_ssize_t)sketch_length(v.numel, t, m->flags);
 }
 
 static void gather_bytes(View *v, size_t start, size_t nbytes, u8 *to) {
@@ -504,7 +537,11 @@ static int execute(PyObject *module) {
     fill_tables();
     crc_begin();
     if (PyModule_AddStringConstant(module, "ISA", choose_kernels())) return -1;
-    return PyModule_AddIntConstant(module, "VERSION", 2);
+    if (PyModule_AddIntConstant(module, "VERSION", 2)) return -1;
+    static const Measurer measurer = measure_for_c;
+    PyObject *capsule = PyCapsule_New((void *)&measurer, MEASURER_NAME, NULL);
+    if (!capsule || PyModule_AddObject(module, "MEASURER", capsule)) return Py_XDECREF(capsule), -1;
+    return 0;
 }
 static PyMethodDef methods[] = {
     {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, "The 112-byte row, then the sketch."},

@@ -6,6 +6,7 @@ Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 VERSION: int
 ISA: str
+MEASURER: object
 
 def measure(
     ptr: int,

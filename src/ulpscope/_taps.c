@@ -116,7 +116,7 @@ static PyObject *frames_attach(Frames *f, PyObject *view) {
     f->strings.size = f->measures.size = f->sketches.size = 0;
     memset(f->sizes, 0, sizeof f->sizes);
     f->string_count = f->measure_count = 0;
-    f->sketch_size = f->calls = 0;
+    f->sketch_size = f->calls = f->woken = 0;
     if (view != Py_None) {
         if (PyObject_GetBuffer(view, &f->view, PyBUF_WRITABLE)) return NULL;
         f->map = f->view.buf;
@@ -152,7 +152,8 @@ static int frames_place(Frames *f, const uint64_t places[5], const Bytes parts[5
     ring_copy(f, end, head, FRAME_HEAD), end += FRAME_HEAD;
     for (int i = 0; i < 5; end += lengths[i++]) if (lengths[i]) ring_copy(f, end, parts[i].data, lengths[i]);
     __atomic_store_n((uint64_t *)(f->map + RING_HEAD), end, __ATOMIC_RELEASE);
-    f->full = end - taken > f->capacity / 16; /* what is filed during a step nobody waits for at its end */
+    /* What is filed during a step nobody waits for at its end. The writer takes its time: each sixteenth wakes it once. */
+    if (end - (taken > f->woken ? taken : f->woken) > f->capacity / 16) f->full = 1, f->woken = end;
     return 1;
 }
 /* Last of all: Python may raise there what is meant for the program. */
@@ -481,7 +482,8 @@ static PyMethodDef functions[] = {
     {"file_frames", file_frames, METH_VARARGS, "Writes frames into the files of their tables."},
 #endif
     {"learn", learn, METH_O,
-    "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_graph", learn_graph, METH_O,
+    "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_storage", learn_storage, METH_O,
+    "The same of the memory of tensors."}, {"learn_graph", learn_graph, METH_O,
     "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
     {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
     {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},

@@ -5,6 +5,7 @@
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
 #include "_abi.h"
+#include "_measure.h"
 
 enum { CALL_BYTES = 72, MEASURE_BYTES = 112, MOST_PLACES = 32, PHASES = 5, ROLES = 3 };
 #define NONE32 0xFFFFFFFFu
@@ -54,7 +55,7 @@ typedef struct {
     Py_buffer view;
     char *map;
     char failed, full;
-    uint64_t capacity, sizes[5], sketch_size, calls;
+    uint64_t capacity, woken, sizes[5], sketch_size, calls;
     uint32_t string_count, measure_count;
     Bytes strings, measures, sketches;
 } Frames;
@@ -97,7 +98,8 @@ typedef struct {
 } Chain;
 /* One kind of tensor. */
 typedef struct {
-    PyObject *python, *shape, *stride, *code, *lane, *recipe;
+    PyObject *python, *lane, *recipe;
+    long code; /* of its type, in dtypes.py */
     int64_t *form; /* what `tensor_layout` told of the first of them, or NULL */
     uint32_t facts, layout;
     int plain;
@@ -115,7 +117,7 @@ typedef struct {
 enum {
     RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING,
         GRAD_ENABLED,
-    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, FRESH, WRAPPED, MEASURE, MEASURE_FLAGS, OTHERS, ORDINARY, MEANT,
+    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, FRESH, WRAPPED, MEASURE, OTHERS, ORDINARY, MEANT,
         FREEING, OWN, ADD, EXCLUDED, INFERENCE, BACKWARD, NAMES, APIS, MODES, GIVEN
 };
 typedef struct {
@@ -126,6 +128,7 @@ typedef struct {
     PyObject *before_first, *ignored;
     char in_c; /* whether the thread that holds the gate is in C, where no frame tells of it */
     unsigned roles;
+    long measure_flags;
     uint64_t number; /* of all that there have been; from 1 */
     uint32_t epoch, counted; /* of the numbers, and of the counters of names */
     uint64_t sequence, threads;
@@ -168,10 +171,13 @@ uint64_t tensor_keys(PyObject *value); /* 0 where only Python can say */
 int tensor_facts(PyObject *value, Direct *);
 int tensor_layout(Direct *);
 int tensor_is_view(Direct *);
+PyObject *tensor_base(Direct *); /* of which it is a view, or None */
 int64_t tensor_storage(Direct *); /* its bytes, -1 where that cannot be told */
+int tensor_is_resizable(const Direct *); /* its memory; -1 where that cannot be told */
 int64_t tensor_output(Direct *);
 PyObject *learn(PyObject *module, PyObject *samples);
 PyObject *learn_graph(PyObject *module, PyObject *samples);
+PyObject *learn_storage(PyObject *module, PyObject *samples);
 PyObject *thread_state(PyObject *module, PyObject *autograd);
 PyObject *learn_thread(PyObject *module, PyObject *args);
 int is_graph_known(void);
@@ -217,6 +223,7 @@ PyObject *place_path(Py_ssize_t at);
 int64_t place_entry(Fast *, int role, Py_ssize_t at);
 int64_t named_at(Fast *, PyObject *kind, PyObject *name);
 PyObject *frame_back(PyObject *frame); /* None behind the last */
+int frame_is_below(PyObject *frame, PyObject *above);
 int64_t frame_lasti(PyObject *frame);
 int frame_holds(PyObject *frame, PyObject *name, PyObject *value);
 int code_class(Fast *, PyObject *code);

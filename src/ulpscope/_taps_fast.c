@@ -6,7 +6,7 @@ static const char *const given_names[GIVEN] = {
     "recorder", "gate", "measurer", "stacks", "selection", "frames", "tensor", "parameter", "roles", "phases",
         "tracing",
     "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "fresh", "wrapped",
-    "measure", "measure_flags", "others", "ordinary", "meant", "free", "own", "added", "excluded", "inference",
+    "measure", "others", "ordinary", "meant", "free", "own", "added", "excluded", "inference",
     "backward",
     "names", "apis", "modes",
 };
@@ -26,6 +26,7 @@ static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
                 found = 1;
         if (!found && !PyUnicode_CompareWithASCIIString(key, "role_bits"))
             f->roles = (unsigned)PyLong_AsUnsignedLong(value), found = 1;
+        if (!found && !PyUnicode_CompareWithASCIIString(key, "measure_flags")) f->measure_flags = PyLong_AsLong(value), found = 1;
         if (!found) return PyErr_Format(PyExc_TypeError, "%U is not known", key);
     }
     PyObject *gate = f->given[GATE];

@@ -51,7 +51,9 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
         }
     }
     if (begin_dump(f)) return NULL;
-    if (s->object[GUARD] && s->object[GUARD] != Py_None && frame) {
+    int guarded = frame && is_set(s->object[GUARD]), below = guarded ? frame_is_below(frame, PyTuple_GetItem(s->object[GUARD], 1)) : 0;
+    if (below < 0) return NULL;
+    if (guarded && !below) {
         PyObject *done = PyObject_CallMethodObjArgs(recorder, word[DROP_LEFT_OVER], (PyObject *)s, frame, NULL);
         if (!done) return NULL;
         Py_DECREF(done);

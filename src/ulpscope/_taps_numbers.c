@@ -134,6 +134,13 @@ PyObject *frame_back(PyObject *frame) {
     PyObject *back = frames.back(frame);
     return back ? back : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
+/* Whether `above` is it, or called it; -1 after an error. */
+int frame_is_below(PyObject *frame, PyObject *above) {
+    PyObject *walk = Py_NewRef(frame), *back;
+    for (; walk && walk != above && walk != Py_None; walk = back) back = frame_back(walk), Py_DECREF(walk);
+    Py_XDECREF(walk);
+    return walk ? walk == above : -1;
+}
 int64_t frame_lasti(PyObject *frame) {
     if (!frames.looked) find_frames();
     return frames.lasti ? frames.lasti(frame) : number_of(GET(frame, F_LASTI));
@@ -366,7 +373,7 @@ static int64_t meta_at(Fast *f, PyObject *value, PyObject *requires_grad) {
                 if (number == -2) number = index_put(f->layouts, layout, PyDict_Size(f->layouts) + 1) ? -1 :
                     PyDict_Size(f->layouts);
                 meta.layout = (uint32_t)number;
-                meta.shape = GET(made, SHAPE), meta.stride = GET(made, STRIDE), meta.code = GET(made, CODE);
+                meta.code = (long)number_of(GET(made, CODE));
                 meta.lane = GET(made, LANE), meta.recipe = GET(made, RECIPE);
             }
             if (!PyErr_Occurred() && !grow(&f->metas, &f->meta_room, f->meta_count + 1, sizeof *f->metas) &&
@@ -374,8 +381,7 @@ static int64_t meta_at(Fast *f, PyObject *value, PyObject *requires_grad) {
                 f->metas[f->meta_count] = meta;
                 Py_INCREF(made);
                 found = (int64_t)f->meta_count++;
-            } else Py_XDECREF(meta.shape), Py_XDECREF(meta.stride), Py_XDECREF(meta.code), Py_XDECREF(meta.lane),
-                Py_XDECREF(meta.recipe);
+            } else Py_XDECREF(meta.lane), Py_XDECREF(meta.recipe);
         }
         Py_XDECREF(made), Py_XDECREF(facts), Py_XDECREF(layout);
     }
@@ -479,24 +485,23 @@ static int is_safe(PyObject *value, const Meta *meta, uint64_t offset) {
     Py_XDECREF(storage);
     return safe;
 }
-static int64_t measure(Fast *f, PyObject *value, Meta *meta, uint64_t pointer) {
-    PyObject *place = NULL, *row = NULL, *at = NULL, *taken = NULL;
+/* `d` is NULL where its layout was not asked for. */
+static int64_t measure(Fast *f, PyObject *value, const Meta *meta, const Direct *d, uint64_t pointer) {
     int64_t number = -2;
     if (meta->lane && is_lane(meta->lane)) number = queue_measure(f, meta->lane, meta->recipe, value, pointer);
     if (number != -2) return number;
-    if (!(place = PyLong_FromUnsignedLongLong(pointer))) return -1;
-    Frames *frames = (Frames *)f->given[FRAMES];
-    if (f->given[MEASURE] != Py_None && meta->lane == Py_None &&
-        (at = PyLong_FromUnsignedLongLong(frames->sketch_size))) {
-        PyObject *none = PyLong_FromUnsignedLongLong(NONE64), *zero = PyLong_FromLong(0);
-        if (none && zero) row = PyObject_CallFunctionObjArgs(f->given[MEASURE], place, meta->code, meta->shape,
-            meta->stride, f->given[MEASURE_FLAGS], none, zero, at, NULL);
-        number = row ? frames_measure(frames, PyBytes_AsString(row), (size_t)PyBytes_Size(row)) : -1;
-        Py_XDECREF(none), Py_XDECREF(zero), Py_XDECREF(row), Py_DECREF(at);
-    } else {
-        taken = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TAKE], value, place, meta->python, NULL);
-        number = number_of(taken);
+    if (d && f->given[MEASURE] != Py_None && meta->lane == Py_None) {
+        Frames *frames = (Frames *)f->given[FRAMES];
+        const Measurer *measurer = PyCapsule_GetPointer(f->given[MEASURE], MEASURER_NAME);
+        Measured asked = {(const void *)(uintptr_t)pointer, meta->code, f->measure_flags, d->dim, d->sizes, d->strides,
+            frames->sketch_size};
+        char row[MOST_OF_ROW];
+        Py_ssize_t size = measurer ? (*measurer)(&asked, row) : -1;
+        return size < 0 ? -1 : frames_measure(frames, row, (size_t)size);
     }
+    PyObject *place = PyLong_FromUnsignedLongLong(pointer);
+    if (!place) return -1;
+    number = number_of(PyObject_CallMethodObjArgs(f->given[MEASURER], word[TAKE], value, place, meta->python, NULL));
     Py_DECREF(place);
     return number;
 }
@@ -537,7 +542,6 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     if (at < 0) return -1;
     Meta *meta = f->metas + at;
     if (!meta->plain) return 1;
-    int view = direct ? tensor_is_view(&d) : 1;
     if (!direct) {
         int odd = is_odd(f, value);
         if (odd) return odd;
@@ -547,7 +551,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     }
     now.offset = d.offset;
     now.memory = now.pointer - now.offset * meta->itemsize;
-    PyObject *base = view && f->reuse ? GET(value, BASE) : Py_NewRef(Py_None);
+    PyObject *base = !f->reuse ? Py_NewRef(Py_None) : direct ? tensor_base(&d) : GET(value, BASE);
     if (!base) return -1;
     if (meta->nbytes && !now.memory) {
         result = 1;
@@ -570,7 +574,8 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
         }
     }
     /* Where it is measured each time only its memory must be there. */
-    int there = !reusable && direct && tensor_storage(&d) >= (int64_t)((now.offset + meta->extent) * meta->itemsize);
+    int there = !produced && direct && tensor_storage(&d) >= (int64_t)((now.offset + meta->extent) * meta->itemsize) &&
+        (!reusable || tensor_is_resizable(&d) == 1);
     if (!produced && !there && !is_safe(value, meta, now.offset)) {
         if (PyErr_Occurred()) goto done;
         PyObject *memory = PyLong_FromUnsignedLongLong(now.memory), *told = NULL;
@@ -581,7 +586,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
         if (reusable < 0) goto done;
         meta = f->metas + at;
     }
-    int64_t number = measure(f, value, meta, now.pointer);
+    int64_t number = measure(f, value, meta, direct && d.sizes ? &d : NULL, now.pointer);
     if (PyErr_Occurred()) goto done;
     row[1] = now.row[1] = (uint32_t)number;
     result = reusable && remember(f, owner, owner != value, &now) ? -1 : 0;
@@ -626,7 +631,7 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
 void drop_metas(Fast *f) {
     for (size_t i = 0; i < f->meta_count; i++) {
         Meta *m = f->metas + i;
-        PyObject **all[] = {&m->python, &m->shape, &m->stride, &m->code, &m->lane, &m->recipe};
+        PyObject **all[] = {&m->python, &m->lane, &m->recipe};
         for (size_t k = 0; k < sizeof all / sizeof *all; k++) Py_CLEAR(*all[k]);
         free(m->form);
     }

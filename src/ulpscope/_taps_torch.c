@@ -17,6 +17,8 @@ static struct {
     uint32_t (*output_nr)(Impl *);
     int64_t (*version)(Impl *);
     int (*is_view)(Impl *);
+    Impl *(*base)(Impl *);
+    PyObject *(*object)(Impl *);
     int (*data_ptr)(Impl *, void **);
     int (*dim)(Impl *, int64_t *);
     int (*sizes)(Impl *, int64_t **);
@@ -27,6 +29,11 @@ static struct {
     int (*storage_offset)(Impl *, int64_t *);
     int (*storage_size)(Impl *, int64_t *);
 } torch;
+/* Of its memory: where a tensor has it, and where it says whether torch may resize it. */
+static struct {
+    int ready;
+    size_t at, resizable_at;
+} storage;
 /* Of autograd's graph. `hang` holds how a hook is put behind a node, and before it; torch asks a class for a part of that. */
 static struct {
     int ready;
@@ -86,7 +93,8 @@ static int find_tensors(void) {
     const Wanted wanted[] = {
         {"_ZNK3c1010TensorImpl13requires_gradEv", 1, &torch.requires_grad},
         {"_ZNK2at10TensorBase9output_nrEv", 0, &torch.output_nr}, {"_ZNK2at10TensorBase8_versionEv", 0, &torch.version},
-        {"_ZNK2at10TensorBase7is_viewEv", 0, &torch.is_view}, {"aoti_torch_get_data_ptr", 0, &torch.data_ptr},
+        {"_ZNK2at10TensorBase7is_viewEv", 0, &torch.is_view}, {"_ZNK2at10TensorBase5_baseEv", 0, &torch.base},
+        {"_Z16THPVariable_WrapRKN2at10TensorBaseE", 2, &torch.object}, {"aoti_torch_get_data_ptr", 0, &torch.data_ptr},
         {"aoti_torch_get_dim", 0, &torch.dim}, {"aoti_torch_get_sizes", 0, &torch.sizes},
         {"aoti_torch_get_strides", 0, &torch.strides}, {"aoti_torch_get_dtype", 0, &torch.dtype},
         {"aoti_torch_get_device_type", 0, &torch.device_type}, {"aoti_torch_get_device_index", 0, &torch.device_index},
@@ -119,18 +127,21 @@ static int same_numbers(PyObject *tuple, const int64_t *numbers, int64_t count) 
 }
 /* A sample: tensor, address of its implementation, keys, and what its attributes are. */
 static int agrees(PyObject *sample) {
-    PyObject *value, *shape, *stride;
+    PyObject *value, *shape, *stride, *of;
     unsigned long long cdata, keys, pointer;
     long long version, output, offset, storage;
-    int grad, view, device;
-    if (!PyArg_ParseTuple(sample, "OKKpLKO!O!LLpiL", &value, &cdata, &keys, &grad, &version, &pointer, &PyTuple_Type,
-        &shape, &PyTuple_Type, &stride, &offset, &output, &view, &device, &storage)) return 0;
+    int grad, device;
+    if (!PyArg_ParseTuple(sample, "OKKpLKO!O!LLOiL", &value, &cdata, &keys, &grad, &version, &pointer, &PyTuple_Type,
+        &shape, &PyTuple_Type, &stride, &offset, &output, &of, &device, &storage)) return 0;
     Direct told;
-    return tensor_facts(value, &told) && impl_of(value) == (Impl)(uintptr_t)cdata && told.keys == keys &&
+    if (!tensor_facts(value, &told)) return 0;
+    PyObject *base = tensor_base(&told);
+    Py_XDECREF(base); /* which the sample keeps */
+    return base == of && impl_of(value) == (Impl)(uintptr_t)cdata && told.keys == keys &&
            told.requires_grad == grad && told.version == (uint64_t)version && told.pointer == pointer &&
            tensor_layout(&told) && told.offset == (uint64_t)offset && same_numbers(shape, told.sizes, told.dim) &&
            same_numbers(stride, told.strides, told.dim) && torch.output_nr(&told.impl) == (uint32_t)output &&
-           (torch.is_view(&told.impl) & 1) == view && told.device_index == device && tensor_storage(&told) == storage;
+           told.device_index == device && tensor_storage(&told) == storage;
 }
 PyObject *learn(PyObject *module, PyObject *samples) {
     enum { MOST = 16 };
@@ -138,7 +149,7 @@ PyObject *learn(PyObject *module, PyObject *samples) {
     uint64_t addresses[MOST], keys[MOST];
     Py_ssize_t count = PySequence_Size(samples);
     if (count < 2 || count > MOST) return PyErr_SetString(PyExc_ValueError, "not so many samples"), NULL;
-    torch.ready = graph.ready = thread.ready = modes.ready = 0;
+    torch.ready = storage.ready = graph.ready = thread.ready = modes.ready = 0;
     int good = find_tensors();
     for (Py_ssize_t i = 0; good && i < count; i++) {
         PyObject *sample = PySequence_GetItem(samples, i);
@@ -164,6 +175,9 @@ PyObject *learn(PyObject *module, PyObject *samples) {
 
 uint64_t tensor_keys(PyObject *value) { return torch.ready ? keys_of(impl_of(value)) : 0; }
 int tensor_is_view(Direct *of) { return torch.is_view(&of->impl) & 1; }
+PyObject *tensor_base(Direct *of) {
+    return tensor_is_view(of) ? torch.object(torch.base(&of->impl)) : Py_NewRef(Py_None);
+}
 int64_t tensor_output(Direct *of) { return (int64_t)torch.output_nr(&of->impl); }
 /* What changes from use to use; 0 where only Python can say. The tensor must be an ordinary one with ordinary keys. */
 int tensor_facts(PyObject *value, Direct *to) {
@@ -181,7 +195,7 @@ int tensor_layout(Direct *to) {
     int64_t offset;
     if (torch.dim(&to->impl, &to->dim) || torch.sizes(&to->impl, &to->sizes) || torch.strides(&to->impl, &to->strides) ||
         torch.dtype(&to->impl, &to->dtype) || torch.device_type(&to->impl, &to->device_type) ||
-        torch.device_index(&to->impl, &to->device_index) || torch.storage_offset(&to->impl, &offset)) return 0;
+        torch.device_index(&to->impl, &to->device_index) || torch.storage_offset(&to->impl, &offset)) return to->sizes = NULL, 0;
     to->offset = (uint64_t)offset;
     return 1;
 }
@@ -189,6 +203,34 @@ int tensor_layout(Direct *to) {
 int64_t tensor_storage(Direct *of) {
     int64_t size;
     return torch.storage_size(&of->impl, &size) ? -1 : size;
+}
+int tensor_is_resizable(const Direct *of) {
+    const char *memory = storage.ready ? (const char *)(uintptr_t)word_of(of->impl, storage.at) : NULL;
+    return memory ? memory[storage.resizable_at] : -1;
+}
+/* Samples: a tensor, the address of what torch knows of its memory, and whether that may be resized, as some may and some may not. */
+PyObject *learn_storage(PyObject *module, PyObject *samples) {
+    enum { MOST = 8, FIRST = 16, LAST = 80 }; /* where to look for the flag: so large it is in torch 2.11 to 2.13 */
+    const uint64_t *impls[MOST];
+    uint64_t places[MOST];
+    int flags[MOST], found = 0;
+    Py_ssize_t count = PySequence_Size(samples);
+    if (count < 2 || count > MOST) return PyErr_SetString(PyExc_ValueError, "not so many samples"), NULL;
+    storage.ready = 0;
+    for (Py_ssize_t i = 0; torch.ready && i < count; i++) {
+        PyObject *sample = PySequence_GetItem(samples, i), *value;
+        unsigned long long place;
+        if (!sample || !PyArg_ParseTuple(sample, "OKp", &value, &place, flags + i)) return Py_XDECREF(sample), NULL;
+        impls[i] = impl_of(value), places[i] = place;
+        Py_DECREF(sample); /* the list keeps it */
+    }
+    if (!torch.ready || !(storage.at = place_of(impls, places, (size_t)count, IMPL_WORDS))) Py_RETURN_FALSE;
+    for (size_t at = FIRST; at < LAST; at++) {
+        Py_ssize_t agree = 0;
+        while (agree < count && ((const char *)(uintptr_t)places[agree])[at] == flags[agree]) agree++;
+        if (agree == count) storage.resizable_at = at, found++;
+    }
+    return PyBool_FromLong(storage.ready = found == 1);
 }
 
 /* --- the graph, and the thread ----------------------------------------------------------------------------------- */

@@ -32,7 +32,7 @@ WRONG = {
     "stride": (7, lambda value: value[1:] or (7,)),
     "offset": (8, lambda value: value + 1),
     "output": (9, lambda value: value + 1),
-    "view": (10, lambda value: not value),
+    "base": (10, lambda value: torch.zeros(1) if value is None else None),
     "device": (11, lambda value: value + 1),
     "storage": (12, lambda value: value + 1),
 }
@@ -73,6 +73,17 @@ def test_one_node_that_differs_is_enough(what: str, sample: int) -> None:
     assert taps.C is not None
     assert not taps.C.learn_graph(nodes)
     assert taps.C.learn_graph(direct.nodes())
+
+
+@pytest.mark.parametrize("sample", range(7))
+def test_one_storage_that_differs_is_enough(sample: int) -> None:
+    storages = direct.storages()
+    assert {told[2] for told in storages} == {False, True}
+    value, place, resizable = storages[sample]
+    assert taps.C is not None
+    for wrong in ((value, place, not resizable), (value, storages[sample - 1][1], resizable)):
+        assert not taps.C.learn_storage([*storages[:sample], wrong, *storages[sample + 1 :]])
+    assert taps.C.learn_storage(storages)
 
 
 def test_a_leaf_that_is_told_to_be_none_is_enough() -> None:

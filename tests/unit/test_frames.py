@@ -79,6 +79,24 @@ def test_both_put_the_same(program: list[Any]) -> None:
     by_c.frames.attach(None)
 
 
+@pytest.mark.parametrize("kind", [frames.Frames, PlainFrames])
+def test_each_sixteenth_wakes_the_writer_once(kind: Any) -> None:
+    one, other = Side(kind), Side(kind)
+    for side in (one, other):
+        side.memory = bytearray(_DATA + (1 << 16))
+        side.frames.attach(memoryview(side.memory))
+    for count in range(1, 40):
+        one.frames.commit(bytes(72), bytes(1024 - 72 - 72))  # with its head and its row a sixty-fourth
+        assert one.woken == count // 5, count
+    # Two runs of rows are two frames: that the second is small must not let the first be forgotten.
+    for _ in range(42):
+        other.frames.add_measured(bytes(112))
+    other.frames.patch(*patch([*range(40), 41]), b"")
+    assert other.woken == 1
+    for side in (one, other):
+        side.frames.attach(None)
+
+
 def filed(how: Any, data: bytes | memoryview, already: int = 0) -> tuple[Any, list[bytes]]:
     """What a way of filing answers, and what is in the five files afterwards."""
     with contextlib.ExitStack() as stack:

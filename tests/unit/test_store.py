@@ -126,7 +126,7 @@ def test_a_manifest_is_written_when_it_says_anything_new_and_in_each_dump(tmp_pa
         writer.open(folder, manifest())
         writer.flush({**manifest(), "state": "complete"})
         (folder / "manifest.json").unlink()
-        writer.flush({**manifest(), "state": "complete", "written": "later"})
+        writer.flush({**manifest(), "state": "complete"})
         assert not (folder / "manifest.json").exists()
         writer.close({**manifest(), "state": "complete", "notes": ["more"]})
         assert '"more"' in (folder / "manifest.json").read_text()

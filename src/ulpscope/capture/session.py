@@ -16,7 +16,6 @@ import multiprocessing.util
 import os
 import sys
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import Callable
@@ -64,7 +63,7 @@ class Capture:
         if path is not None:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
-        self._config_json = self.config.as_json()
+        self._config_json = layout.Fixed(self.config.as_json())
         # The program may change its working folder; a run stays where it began.
         self.path = absolute(self.config.path)
         self.current_step = 0
@@ -336,7 +335,7 @@ class Capture:
             self._copy = claim(self.path, rank, self._run, overwrite=self.config.overwrite)
             self._claimed = True
         if self._environment is None:
-            self._environment = {**devices.environment(), **surroundings()}
+            self._environment = layout.Fixed({**devices.environment(), **surroundings()})
         self._recorder.begin_step(anew=not self.counts_on)
         self._recorder.measurer.begin_step()
         while True:
@@ -389,7 +388,6 @@ class Capture:
             "world_size": world,
             "state": state,
             "run": self._run,
-            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "config": self._config_json,
             "environment": self._environment,
             "notes": notes,

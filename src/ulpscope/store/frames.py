@@ -22,8 +22,8 @@ _HEAD, _TAKEN, _DATA = slice(16, 24), slice(24, 32), 4096
 
 
 class PlainFrames:
-    """`put` takes a frame that does not fit into the ring right now and says whether it did; `wake` is called when the
-    ring is a quarter full."""
+    """`put` takes a frame that does not fit into the ring right now and says whether it did; `wake` is called for each
+    sixteenth of the ring that is filled."""
 
     def __init__(self, put: Callable[[bytes], bool], wake: Callable[[], None]) -> None:
         self.failed = False
@@ -42,6 +42,7 @@ class PlainFrames:
         self.measures = 0
         self.sketch_size = 0
         self.calls = 0
+        self._woken = 0
 
     @property
     def pending(self) -> int:
@@ -108,7 +109,8 @@ class PlainFrames:
         view[_DATA : _DATA + len(frame) - first] = frame[first:]
         head += len(frame)
         view[_HEAD] = head.to_bytes(8, "little")
-        if head - taken > capacity // 16:
+        if head - max(taken, self._woken) > capacity // 16:
+            self._woken = head
             self._wake()
         return True
 

@@ -7,6 +7,7 @@ tools are files: `TAG_v3.0/step0/rank0/dump.pkl` of ptdbg_ascend, one file of an
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -155,16 +156,30 @@ def _place_of(folder: Path) -> Place:
 _json = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 
 
+class Fixed(dict[str, Any]):
+    """A part of a JSON file that never changes: its text is made once."""
+
+    @functools.cached_property
+    def text(self) -> str:
+        return _json(self)
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a small JSON file so that a reader sees the old one or the new one, never half."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = os.path.join(path.parent, f".{path.name}.{os.getpid()}")
     # A line for each key: readable, and quicker than an indented dump, which Python writes without its C encoder.
-    text = "{\n" + ",\n".join(f"{_json(key)}: {_json(content[key])}" for key in sorted(content)) + "\n}\n"
+    texts = ((key, value.text if isinstance(value, Fixed) else _json(value)) for key, value in sorted(content.items()))
+    text = "{\n" + ",\n".join(f"{_json(key)}: {value}" for key, value in texts) + "\n}\n"
+    rest = memoryview(text.encode("utf-8", "backslashreplace"))
     try:
-        with open(draft, "wb") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
         os.replace(draft, path)
     except OSError:
         with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+            os.unlink(draft)
         raise

@@ -190,11 +190,11 @@ class DumpWriter:
             self._fail(f"could not finish {folder / layout.MANIFEST}: {error.strerror}")
 
     def _say(self, folder: Path, manifest: dict[str, Any]) -> None:
-        """Writes the manifest where it says anything new."""
-        said = {**manifest, "written": None}
-        if said != self._said:
-            layout.write_json(folder / layout.MANIFEST, manifest)
-            self._said = said
+        """Writes the manifest, and when, where it says anything new."""
+        if manifest != self._said:
+            written = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            layout.write_json(folder / layout.MANIFEST, {**manifest, "written": written})
+            self._said = manifest
 
     def _close_files(self) -> OSError | None:
         """Closes every file; the first error, if any."""

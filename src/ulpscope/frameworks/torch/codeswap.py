@@ -25,7 +25,8 @@ class CodeSwap:
         self._code: types.CodeType | None = None
 
     def install(self) -> None:
-        self._target[:] = [functools.partial(self._around, _twin(self.function, self._original))]
+        self._twin = _twin(self.function, self._original)
+        self._target[:] = [functools.partial(self._around, self._twin)]
         if self._code is None:
             self._code = _calling(self._target, self._original)
         self.function.__code__ = self._code
@@ -36,7 +37,7 @@ class CodeSwap:
             return
         if self.function.__code__ is self._code:
             self.function.__code__ = self._original
-        twin = _twin(self.function, self._original)
+        twin = self._twin
         # The collector does not look into code objects: without this the cycle through its constant lives for ever.
         self._target[:] = [lambda args, kwargs: twin(*args, **kwargs)]
 

@@ -30,6 +30,7 @@ def learn() -> bool:
     try:
         if taps.C is None or not taps.C.learn(samples()):
             return False
+        taps.C.learn_storage(storages())  # else each tensor that comes from elsewhere is asked through Python
         # Each serves without the others, but the last without the first.
         return all([_learn_thread(taps.C), taps.C.learn_graph(nodes()), _learn_stack(taps.C)])
     except Exception as error:  # another torch: attributes serve everywhere
@@ -80,10 +81,21 @@ def samples() -> list[tuple[Any, ...]]:
             (
                 value, value._cdata, torch._C._dispatch_keys(value).raw_repr(), value.requires_grad, value._version,
                 value.data_ptr(), tuple(value.shape), value.stride(), value.storage_offset(), value.output_nr,
-                value._is_view(), -1, value.untyped_storage().nbytes(),
+                value._base, -1, value.untyped_storage().nbytes(),
             )
             for value in shown
         ]  # fmt: skip
+
+
+def storages() -> list[tuple[Any, ...]]:
+    """Tensors whose memory is torch's own, and some whose memory is not; each with where torch keeps what it knows of that, and
+    whether it may resize it."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+        buffers = [bytearray(size) for size in (8, 400, 3000)]
+        shown = [torch.zeros(2), torch.ones(500, 3), torch.zeros(1, dtype=torch.bool), Parameter(torch.zeros(70))[3:]]
+        shown += [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers]
+        known = [(value, value.untyped_storage()) for value in shown]
+        return [(value, storage._cdata, storage.resizable()) for value, storage in known]
 
 
 def nodes() -> list[tuple[Any, ...]]:
