@@ -97,6 +97,13 @@ int truth_of(PyObject *owned) {
     return truth;
 }
 
+/* An argument that is a tuple, or NULL after an error: parsing takes longer than a small call. */
+PyObject *tuple_at(PyObject *args, Py_ssize_t at) {
+    PyObject *found = PyTuple_GetItem(args, at);
+    if (found && !PyTuple_Check(found)) return PyErr_SetString(PyExc_TypeError, "not a tuple"), NULL;
+    return found;
+}
+
 /* --- frames ------------------------------------------------------------------------------------------------------ */
 
 enum { SKETCH_OFFSET = 96, FRAME_HEAD = 72, RING_HEAD = 16, RING_TAKEN = 24, RING_DATA = 4096 };
@@ -489,7 +496,7 @@ static PyMethodDef functions[] = {
     {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
     {"learn_stack", learn_stack, METH_O, "Whether the mode on top of the stack can be found, taken off and put on without Python."},
     {"build_doors", build_doors, METH_VARARGS, "Makes ready for functions and attributes of torch to begin here; how many of each, and of how many it is known what they tell."},
-    {"open_doors", open_doors, METH_O, "Whether they do."},
+    {"open_doors", open_doors, METH_O, "Which of them do: 0 none, 1 those of which that is known, 2 all."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
     {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
     {NULL, NULL, 0, NULL}};

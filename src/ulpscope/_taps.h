@@ -38,6 +38,7 @@ void table_clear(Table *);
 int grow(void *array, size_t *room, size_t count, size_t item);
 int64_t number_of(PyObject *owned);
 int truth_of(PyObject *owned);
+PyObject *tuple_at(PyObject *args, Py_ssize_t at);
 static inline uint64_t word_of(const void *object, size_t at) { return *(const uint64_t *)((const char *)object + at); }
 static inline void set_ref(PyObject **to, PyObject *owned) {
     PyObject *old = *to;

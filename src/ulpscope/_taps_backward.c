@@ -95,9 +95,9 @@ static int hook_show(Hook *h, State *s, PyObject *in, PyObject *out) {
     return failed ? -1 : 0;
 }
 static PyObject *hook_call(Hook *h, PyObject *args, PyObject *kwargs) {
-    PyObject *in, *out;
+    PyObject *in = tuple_at(args, 0), *out = in ? tuple_at(args, 1) : NULL;
     Inside here = {0};
-    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &in, &PyTuple_Type, &out)) return NULL;
+    if (!out) return NULL;
     Py_INCREF(h); /* whatever runs inside */
     int entered = inside(h->fast, &here);
     PyObject *result = entered > 0 ? outside(h->fast, &here, &h->forward, hook_show(h, here.state, in, out)) :
@@ -233,9 +233,9 @@ static int part_show(Part *part, State *s, PyObject *grads) {
     return failed || (--p->left <= 0 && pass_finish(p)) ? -1 : 0;
 }
 static PyObject *part_call(Part *part, PyObject *args, PyObject *kwargs) {
-    PyObject *grads, *out = NULL;
+    PyObject *grads = tuple_at(args, 0);
     Inside here = {0};
-    if (!PyArg_ParseTuple(args, "O!|O", &PyTuple_Type, &grads, &out)) return NULL;
+    if (!grads) return NULL;
     Py_INCREF(part); /* and with it the pass, whatever runs inside */
     int entered = inside(part->pass->fast, &here);
     PyObject *result = entered > 0 ? outside(part->pass->fast, &here, &part->pass->forward, part_show(part,

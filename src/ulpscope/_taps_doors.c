@@ -47,10 +47,11 @@ typedef struct Meeting {
 } Meeting;
 
 static Door *doors;
-static size_t door_count, door_room, attribute_count;
+static size_t door_count, door_room, attribute_count, *learnt, learnt_count, learnt_room; /* the latter by their numbers */
 static Table doors_at;
 static Attribute attributes[MOST_ATTRIBUTES];
-static int is_open;
+enum { NONE_OPEN, LEARNT_OPEN, ALL_OPEN };
+static long open_now; /* threads.py says which, and when */
 
 static PyObject *tuple_of(PyObject *const *items, Py_ssize_t count) {
     PyObject *made = PyTuple_New(count);
@@ -91,7 +92,8 @@ void meet_mode(State *s, PyObject *func, PyObject *args, PyObject *kwargs, int i
     if (!m->door && is_silent >= 0) *m->met = is_silent ? LEARNT : NEVER;
     if (!m->door) return;
     int good = (Py_TYPE(func) == &PyMethodDescr_Type || PyCFunction_CheckExact(func)) && are_told(m->made, args, kwargs);
-    if (good) set_ref(&m->door->func, Py_NewRef(func));
+    if (good && grow(&learnt, &learnt_room, learnt_count + 1, sizeof *learnt)) good = 0, PyErr_Clear();
+    if (good) set_ref(&m->door->func, Py_NewRef(func)), learnt[learnt_count++] = (size_t)(m->door - doors);
     m->door->met = good ? LEARNT : NEVER;
 }
 static PyObject *first_time(Door *d, Mode *mode, const Made *made) {
@@ -282,20 +284,24 @@ PyObject *build_doors(PyObject *module, PyObject *args) {
         PyObject *object = PyList_GetItem(objects, at);
         if (build_door(object) || build_attribute(object, ranges)) return NULL;
     }
-    Py_ssize_t learnt = 0;
-    for (size_t i = 0; i < door_count; i++) learnt += doors[i].met == LEARNT;
-    return Py_BuildValue("(nnn)", (Py_ssize_t)door_count, (Py_ssize_t)attribute_count, learnt);
+    return Py_BuildValue("(nnn)", (Py_ssize_t)door_count, (Py_ssize_t)attribute_count, (Py_ssize_t)learnt_count);
 }
-PyObject *open_doors(PyObject *module, PyObject *wanted) {
-    int open = PyObject_IsTrue(wanted);
-    if (open < 0) return NULL;
-    for (size_t i = 0; open != is_open && i < door_count; i++) set_vector(doors[i].object, open ? come : doors[i].before);
-    for (size_t i = 0; open != is_open && i < attribute_count; i++) {
+static void set_doors(long which, int open) {
+    for (size_t i = 0, count = which == ALL_OPEN ? door_count : which == LEARNT_OPEN ? learnt_count : 0; i < count; i++) {
+        Door *d = doors + (which == ALL_OPEN ? i : learnt[i]);
+        set_vector(d->object, open ? come : d->before);
+    }
+    for (size_t i = 0; which && i < attribute_count; i++) {
         Attribute *a = attributes + i;
         a->place->closure = open ? a : a->closure;
         a->place->get = open ? get_attribute : a->get;
         a->place->set = open && a->set ? set_attribute : a->set;
     }
-    is_open = open;
+}
+/* There are thousands, of which a program uses some dozens; to touch all takes as long as to record dozens of calls. */
+PyObject *open_doors(PyObject *module, PyObject *wanted) {
+    long which = PyLong_AsLong(wanted);
+    if (PyErr_Occurred()) return NULL;
+    if (which != open_now) set_doors(open_now, 0), set_doors(which, 1), open_now = which;
     Py_RETURN_NONE;
 }

@@ -108,8 +108,9 @@ static const Known *known_as(Around *a, PyObject *module, PyObject *above) {
 static int is_usual(Around *a, State *s, PyObject *module) {
     Fast *f = a->fast;
     int tracing = traces(f);
-    if (!tracing) tracing = truth_of(GET(a->tracer, TRACING_FLAG));
     if (tracing) return tracing < 0 ? -1 : 0;
+    PyObject *flag = PyDict_GetItemWithError(PyModule_GetDict(a->tracer), word[TRACING_FLAG]);
+    if ((tracing = flag ? PyObject_IsTrue(flag) : PyErr_Occurred() ? -1 : 0)) return tracing < 0 ? -1 : 0;
     if (s->compiled || (s->busy && s->in_c)) return 0; /* a finalizer that runs inside our own code */
     int is_module = PyObject_IsInstance(module, a->module_class);
     if (is_module <= 0) return is_module;
@@ -131,8 +132,8 @@ static int show_parameters(Around *a, Call *c, PyObject *module) {
     Py_DECREF(all);
     int failed = !items && PyErr_Occurred();
     for (Py_ssize_t at = 0, size = items ? PyList_Size(items) : 0; !failed && at < size; at++) {
-        PyObject *key, *value;
-        if (!PyArg_ParseTuple(PyList_GetItem(items, at), "OO", &key, &value)) failed = 1;
+        PyObject *pair = PyList_GetItem(items, at), *key = PyTuple_GetItem(pair, 0), *value = key ? PyTuple_GetItem(pair, 1) : NULL;
+        if (!value) failed = 1;
         else if (value != Py_None) failed = show_named(a->fast, c, PARAMETERS, key, value) || (a->arrival &&
             watch_parameter(a->arrival, c->name, key, value));
     }
@@ -169,9 +170,10 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
         failed = begun->follow < 0 || (begun->follow && !(begun->edges = edges_of(f, begun->rest, kwargs, 1, is_graph_known())));
     }
     if (!failed) {
-        PyObject *entry = Py_BuildValue("(OOOL)", path, c->wanted ? (PyObject *)c : Py_None, frame, c->stack);
+        PyObject *stack = PyLong_FromLongLong(c->stack);
+        PyObject *entry = stack ? PyTuple_Pack(4, path, c->wanted ? (PyObject *)c : Py_None, frame, stack) : NULL;
         failed = !entry || PyList_Append(modules, entry);
-        Py_XDECREF(entry);
+        Py_XDECREF(stack), Py_XDECREF(entry);
         if (!failed) begun->sequence = sequence_now(f);
     }
     Py_DECREF(path);
@@ -226,8 +228,9 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     return result;
 }
 static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
-    PyObject *original, *args, *kwargs;
-    if (!PyArg_ParseTuple(all, "OO!O!", &original, &PyTuple_Type, &args, &PyDict_Type, &kwargs)) return NULL;
+    PyObject *original = PyTuple_GetItem(all, 0), *args = original ? tuple_at(all, 1) : NULL, *kwargs = args ? PyTuple_GetItem(all, 2) : NULL;
+    if (!kwargs) return NULL;
+    if (!PyDict_Check(kwargs)) return PyErr_SetString(PyExc_TypeError, "not a dictionary"), NULL;
     int usual = a->fast->active;
     State *s = usual ? state_here(a->fast) : NULL;
     if (usual) usual = !s ? -1 : PyTuple_Size(args) ? is_usual(a, s, PyTuple_GetItem(args, 0)) : 0;
@@ -307,9 +310,9 @@ static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyOb
     return failed ? -1 : 0;
 }
 static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
-    PyObject *value;
+    PyObject *value = PyTuple_GetItem(args, 0);
     Fast *f = v->fast;
-    if (!PyArg_ParseTuple(args, "O", &value)) return NULL;
+    if (!value) return NULL;
     State *s = f->active ? state_here(f) : NULL;
     int entered = !f->active ? 0 : s ? enter(f, s) : -1;
     if (entered < 0) return NULL;

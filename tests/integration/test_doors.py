@@ -64,6 +64,33 @@ def test_what_a_function_tells_is_learnt(tmp_path: Path) -> None:
     assert "Tensor.arctanh.1.forward" in names(tmp_path / "run")
 
 
+def test_after_two_steps_only_the_doors_that_were_used_are_opened(tmp_path: Path) -> None:
+    def last_words() -> list[
+        int
+    ]:  # how it is called fastest; of the others Python fills in some when they are asked for
+        return [found[-1] for found in words()]
+
+    before = last_words()
+    cap = ulpscope.Capture(tmp_path / "run", level="op")
+    counts = []
+    for step in range(65):
+        cap.start()
+        counts.append(sum(now != then for now, then in zip(last_words(), before, strict=True)))
+        torch.ones(2).arctan()
+        if step > 2:
+            torch.ones(2).arcsinh().arcsinh()
+        cap.stop()
+        cap.step()
+        assert last_words() == before
+    cap.close()
+    assert counts[0] == counts[1] == counts[63]  # the 64th time
+    assert max(counts[2:63]) < counts[0] / 2
+    assert counts[64] > counts[62]  # what was met by then
+    for step in (0, 1, 3, 62, 63, 64):
+        used = [name for name in names(tmp_path / "run" / f"step{step}") if "arc" in name]
+        assert len(used) == (1 if step < 3 else 3), used
+
+
 def test_functions_are_found_in_tables_of_the_program(tmp_path: Path) -> None:
     asked: list[Any] = [torch.add, F.linear, torch.Tensor.mul, torch.ones(1).mul, torch.Tensor.shape, torch.linalg.inv]
     table = {function: number for number, function in enumerate(asked)}

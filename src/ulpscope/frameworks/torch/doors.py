@@ -15,6 +15,8 @@ from ulpscope.frameworks.torch import direct
 
 log = logging.getLogger(__name__)
 _MAPS = Path("/proc/self/maps")
+# Which are open: a call that finds its door closed goes torch's way.
+NONE, LEARNT, ALL = range(3)
 _SPACES = ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
 
 
@@ -57,7 +59,7 @@ def _writable() -> list[tuple[int, int]]:
     return [(int(begin, 16), int(end, 16)) for begin, _, end in places]
 
 
-def open_doors(wanted: bool = True) -> None:
-    """Opens or closes them all, where there are any."""
-    if taps.C is not None and (not wanted or are_there()):
-        taps.C.open_doors(wanted)
+def open_doors(which: int) -> None:
+    """Opens these and closes all others, where there are any."""
+    if taps.C is not None and (which == NONE or are_there()):
+        taps.C.open_doors(which)

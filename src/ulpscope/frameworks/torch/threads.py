@@ -20,10 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
+from ulpscope.frameworks.torch import doors
 from ulpscope.frameworks.torch.codeswap import CodeSwap
-from ulpscope.frameworks.torch.doors import open_doors
 
 MakeMode = Callable[[ThreadState], Any]
+# Of openings of the doors.
+_FIRST, _AGAIN = 2, 64
 # Seconds.
 _SETTLING = 0.05
 
@@ -62,6 +64,7 @@ class ThreadTap:
             CodeSwap(torch.autograd.graph._engine_run_backward, self._run_engine),  # type: ignore[arg-type]
         ]
         self._has_torch_function: Any = None
+        self._openings = 0
 
     def install(self) -> None:
         for swap in self._swaps:
@@ -71,7 +74,7 @@ class ThreadTap:
         self.enter(self.observer.state())
 
     def remove(self) -> None:
-        open_doors(False)
+        doors.open_doors(doors.NONE)
         for swap in self._swaps:
             swap.remove()
         if self._has_torch_function is not None:
@@ -146,7 +149,7 @@ class ThreadTap:
 
     def pause(self) -> None:
         """Gives the code back for a while."""
-        open_doors(False)
+        doors.open_doors(doors.NONE)
         for swap in self._swaps:
             swap.remove()
         if self._has_torch_function is not None:
@@ -168,8 +171,11 @@ class ThreadTap:
             self._on(state)
 
     def _open_doors(self) -> None:
+        """All of them at first, to learn which the program uses, and now and then: it may come to use others."""
         if self._make_function_mode is not None and self.observer.fast is not None:
-            open_doors()
+            self._openings += 1
+            every = self._openings <= _FIRST or self._openings % _AGAIN == 0
+            doors.open_doors(doors.ALL if every else doors.LEARNT)
 
     def _hide_from_fast_paths(self) -> None:
         """torch's attention layers leave their fast path when any function mode is on; ours must not count."""
