@@ -142,7 +142,7 @@ static int launch_alike(Lane *l, int first) {
     }
     memcpy(numbers + count, wide ? r->wide_scalars : r->scalars, sizeof *numbers * (size_t)scalars), count += scalars;
     memcpy(numbers + count, r->checks, sizeof r->checks), count += CHECKS;
-    uint64_t rest[] = {(uint64_t)(uintptr_t)others, (uint64_t)several, l->places, l->residues, l->weights};
+    uint64_t rest[] = {(uint64_t)(uintptr_t)others, (uint64_t)several, others[0], l->places, l->residues, l->weights};
     memcpy(numbers + count, rest, sizeof rest), count += (int)(sizeof rest / sizeof *rest);
     if (several > 1) l->told += (unsigned)several; /* until the answers are back: it is read when the kernel runs */
     return launch(kernel, (unsigned)programs, l->stream, numbers, count);

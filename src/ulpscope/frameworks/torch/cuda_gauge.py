@@ -333,12 +333,14 @@ class CudaGauge:
     def _launch_measure(self, pointer: int, plan: Plan, batch: _Batch, stream: int) -> None:
         masks = self._tables.masks.data_ptr()
         place = (pointer, *batch.addresses[:1], batch.used, *batch.addresses[1:], batch.count, masks)
-        programs, *sizes = plan.checks if self._checked else _NO_CHECKS
-        behind = (programs, *sizes, 0, 1, *batch.residue_addresses, self._weights.data_ptr())
-        if plan.wide is not None and pointer % 16 == 0:
-            plan.wide(plan.wide_programs + programs, stream, *place, *plan.wide_scalars, *behind)
-        elif plan.launch is not None:
-            plan.launch(plan.programs + programs, stream, *place, *plan.scalars, *behind)
+        checks = plan.checks if self._checked else _NO_CHECKS
+        wide = plan.wide is not None and pointer % 16 == 0
+        launch, scalars = (plan.wide, plan.wide_scalars) if wide else (plan.launch, plan.scalars)
+        programs = (plan.wide_programs if wide else plan.programs) + checks[0]
+        if launch is not None:
+            others = (0, 1, programs)  # none
+            behind = (*checks, *others, *batch.residue_addresses, self._weights.data_ptr())
+            launch(programs, stream, *place, *scalars, *behind)
 
     def _queue_all(self, value: Tensor, plan: Plan, batch: _Batch, stream: int) -> None:
         """Everything that may need a contiguous form: torch operators, the CRC, the bits themselves."""

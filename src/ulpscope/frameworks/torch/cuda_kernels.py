@@ -7,7 +7,7 @@ places that are aligned alike give equal numbers. How many programs there are de
 An element goes to bucket (j + turn) & 255, so each lane belongs to a bucket and reads the element that falls into it:
 turning costs an index, not an exchange between lanes. Turns are computed, signs come from a table (`cuda_tables.py`).
 
-A launch measures one tensor, of which its arguments tell, or several, told by rows of 64-bit words in pinned memory: the
+A launch measures one tensor, of which its arguments tell, or several, the others told by rows of 64-bit words in pinned memory: the
 last program of the tensor and of all before it, plus one; its address, first part and row; then as the arguments are from the number
 of elements on.
 
