@@ -33,7 +33,6 @@ _ROWS = 512
 # Room for the parts of answers, which are made into rows whenever it is full.
 _PARTS = 16 << 10
 _BATCHES = 4
-_SMALLEST_SPAN = 32
 # From so many elements on programs take blocks of one turn: of each turn one program for so many elements, up to a limit.
 _WIDE, _SHARE, _MOST_SHARES = 1 << 16, 1 << 21, 4
 _MOST_PROGRAMS = 512
@@ -230,7 +229,7 @@ class CudaGauge:
         return plan
 
     def _plan_kernels(self, plan: Plan, dtype: DType, numel: int, blocks: int) -> None:
-        span = _rounded(max(_SMALLEST_SPAN, -(-blocks // _MOST_PROGRAMS)), 16)
+        span = _rounded(-(-blocks // _MOST_PROGRAMS), 16)
         plan.room = plan.programs = -(-blocks // span)
         plan.scalars = (numel, span, *plan.form)
         name = self._kernels.dtype(dtype.name)
