@@ -13,9 +13,11 @@
 #undef Py_RETURN_NONE
 #undef Py_RETURN_TRUE
 #undef Py_RETURN_FALSE
+#undef Py_RETURN_NOTIMPLEMENTED
 #define Py_RETURN_NONE return Py_NewRef(Py_None)
 #define Py_RETURN_TRUE return Py_NewRef(Py_True)
 #define Py_RETURN_FALSE return Py_NewRef(Py_False)
+#define Py_RETURN_NOTIMPLEMENTED return Py_NewRef(Py_NotImplemented)
 #if Py_LIMITED_API + 0 < 0x030b0000
 /* The buffer protocol entered the stable ABI in 3.11; 3.10 has the same structure and exports the same functions. */
 typedef struct {

@@ -362,23 +362,25 @@ static void measure_view(const View *view, const Dtype *t, int flags, u8 *row) {
     for (uint32_t k = 0; k < length; k++) ((f32 *)(row + ROW))[k] = (float)sketch.total[k];
 }
 
-/* Fills a view; dimensions of size one go, neighbours that lie as one become one.  -1 if there is no such tensor. */
+/* Fills a view; dimensions of size one go, whatever their strides, neighbours that lie as one become one.  -1 if there is no such
+ * tensor. */
 static int fill_view(View *v, const u8 *at, size_t item, Py_ssize_t ndim, const int64_t *shape, const int64_t *stride) {
     int64_t numel = 1, reach = 0, dense = (int64_t)item, extent;
     int bad = 0, empty = 0, n = 0;
     v->at = at, v->item = item;
+    for (Py_ssize_t d = 0; d < ndim; d++) bad |= shape[d] < 0, empty |= shape[d] == 0;
     /* Innermost first, and the arrays are filled from their ends. */
     int64_t *sizes = v->shape + MAX_DIMS, *strides = v->stride + MAX_DIMS;
-    for (Py_ssize_t d = ndim; d-- > 0 && !bad;) {
+    for (Py_ssize_t d = ndim; d-- > 0 && !bad && !empty;) {
         int64_t size = shape[d], step = dense;
+        if (size == 1) continue;
         if (stride) bad |= __builtin_mul_overflow(stride[d], (int64_t)item, &step);
-        bad |= size < 0 || step < 0, empty |= size == 0;
-        if (size == 0 || bad) continue;
-        bad |= __builtin_mul_overflow(numel, size, &numel) || __builtin_mul_overflow(dense, size, &dense) ||
+        bad |= step < 0 || __builtin_mul_overflow(numel, size, &numel) || __builtin_mul_overflow(dense, size, &dense) ||
                __builtin_mul_overflow(step, size, &extent) || __builtin_add_overflow(reach, extent, &reach);
-        if (size > 1 && n && *strides * *sizes == step) {
+        if (bad) break;
+        if (n && *strides * *sizes == step) {
             *sizes *= size;
-        } else if (size > 1) {
+        } else {
             *--sizes = size, *--strides = step, n++;
         }
     }
@@ -387,7 +389,7 @@ static int fill_view(View *v, const u8 *at, size_t item, Py_ssize_t ndim, const 
     memmove(v->shape, sizes, (size_t)n * sizeof *sizes), memmove(v->stride, strides, (size_t)n * sizeof *strides);
     memset(v->index, 0, (size_t)n * sizeof *v->index);
     v->numel = empty ? 0 : (size_t)numel, v->ndim = n;
-    v->contiguous = n == 0 || empty || (n == 1 && v->stride[0] == (int64_t)item);
+    v->contiguous = n == 0 || (n == 1 && v->stride[0] == (int64_t)item);
     return 0;
 }
 static int parse_view(View *v, PyObject *ptr, PyObject *shape, PyObject *stride, size_t item) {

@@ -172,7 +172,7 @@ uint64_t tensor_keys(PyObject *value); /* 0 where only Python can say */
 int tensor_facts(PyObject *value, Direct *);
 int tensor_layout(Direct *);
 int tensor_is_view(Direct *);
-PyObject *tensor_base(Direct *); /* of which it is a view, or None */
+PyObject *tensor_base(PyObject *value, Direct *); /* of which it is a view, or None */
 int64_t tensor_storage(Direct *); /* its bytes, -1 where that cannot be told */
 int tensor_is_resizable(const Direct *); /* its memory; -1 where that cannot be told */
 int64_t tensor_output(Direct *);

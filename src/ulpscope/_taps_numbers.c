@@ -485,17 +485,17 @@ static int is_safe(PyObject *value, const Meta *meta, uint64_t offset) {
     Py_XDECREF(storage);
     return safe;
 }
-/* `d` is NULL where its layout was not asked for. */
-static int64_t measure(Fast *f, PyObject *value, const Meta *meta, const Direct *d, uint64_t pointer) {
+static int64_t measure(Fast *f, PyObject *value, const Meta *meta, uint64_t pointer) {
     int64_t number = -2;
     if (meta->lane && is_lane(meta->lane)) number = queue_measure(f, meta->lane, meta->recipe, value, pointer);
     if (number != -2) return number;
-    if (d && f->given[MEASURE] != Py_None && meta->lane == Py_None) {
+    if (meta->form && f->given[MEASURE] != Py_None && meta->lane == Py_None) {
         Frames *frames = (Frames *)f->given[FRAMES];
         const Measurer *measurer = PyCapsule_GetPointer(f->given[MEASURE], MEASURER_NAME);
-        Measured asked = {(const void *)(uintptr_t)pointer, meta->code, f->measure_flags, d->dim, d->sizes, d->strides,
+        const int64_t *sizes = meta->form + FORM_HEAD, *strides = sizes + meta->form[0];
+        Measured asked = {(const void *)(uintptr_t)pointer, meta->code, f->measure_flags, meta->form[0], sizes, strides,
             frames->sketch_size};
-        char row[MOST_OF_ROW];
+        _Alignas(16) char row[MOST_OF_ROW];
         Py_ssize_t size = measurer ? (*measurer)(&asked, row) : -1;
         return size < 0 ? -1 : frames_measure(frames, row, (size_t)size);
     }
@@ -551,7 +551,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     }
     now.offset = d.offset;
     now.memory = now.pointer - now.offset * meta->itemsize;
-    PyObject *base = !f->reuse ? Py_NewRef(Py_None) : direct ? tensor_base(&d) : GET(value, BASE);
+    PyObject *base = !f->reuse ? Py_NewRef(Py_None) : direct ? tensor_base(value, &d) : GET(value, BASE);
     if (!base) return -1;
     if (meta->nbytes && !now.memory) {
         result = 1;
@@ -586,7 +586,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
         if (reusable < 0) goto done;
         meta = f->metas + at;
     }
-    int64_t number = measure(f, value, meta, direct && d.sizes ? &d : NULL, now.pointer);
+    int64_t number = measure(f, value, meta, now.pointer);
     if (PyErr_Occurred()) goto done;
     row[1] = now.row[1] = (uint32_t)number;
     result = reusable && remember(f, owner, owner != value, &now) ? -1 : 0;

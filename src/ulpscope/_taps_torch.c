@@ -93,13 +93,15 @@ static int find_tensors(void) {
     const Wanted wanted[] = {
         {"_ZNK3c1010TensorImpl13requires_gradEv", 1, &torch.requires_grad},
         {"_ZNK2at10TensorBase9output_nrEv", 0, &torch.output_nr}, {"_ZNK2at10TensorBase8_versionEv", 0, &torch.version},
-        {"_ZNK2at10TensorBase7is_viewEv", 0, &torch.is_view}, {"_ZNK2at10TensorBase5_baseEv", 0, &torch.base},
-        {"_Z16THPVariable_WrapRKN2at10TensorBaseE", 2, &torch.object}, {"aoti_torch_get_data_ptr", 0, &torch.data_ptr},
+        {"_ZNK2at10TensorBase7is_viewEv", 0, &torch.is_view}, {"aoti_torch_get_data_ptr", 0, &torch.data_ptr},
         {"aoti_torch_get_dim", 0, &torch.dim}, {"aoti_torch_get_sizes", 0, &torch.sizes},
         {"aoti_torch_get_strides", 0, &torch.strides}, {"aoti_torch_get_dtype", 0, &torch.dtype},
         {"aoti_torch_get_device_type", 0, &torch.device_type}, {"aoti_torch_get_device_index", 0, &torch.device_index},
         {"aoti_torch_get_storage_offset", 0, &torch.storage_offset},
         {"aoti_torch_get_storage_size", 0, &torch.storage_size}};
+    const Wanted of_views[] = {
+        {"_ZNK2at10TensorBase5_baseEv", 0, &torch.base}, {"_Z16THPVariable_WrapRKN2at10TensorBaseE", 2, &torch.object}};
+    if (!find_all(of_views, 2)) torch.base = NULL; /* an older torch */
     return find_all(wanted, sizeof wanted / sizeof *wanted);
 }
 
@@ -135,7 +137,7 @@ static int agrees(PyObject *sample) {
         &shape, &PyTuple_Type, &stride, &offset, &output, &of, &device, &storage)) return 0;
     Direct told;
     if (!tensor_facts(value, &told)) return 0;
-    PyObject *base = tensor_base(&told);
+    PyObject *base = tensor_base(value, &told);
     Py_XDECREF(base); /* which the sample keeps */
     return base == of && impl_of(value) == (Impl)(uintptr_t)cdata && told.keys == keys &&
            told.requires_grad == grad && told.version == (uint64_t)version && told.pointer == pointer &&
@@ -175,8 +177,9 @@ PyObject *learn(PyObject *module, PyObject *samples) {
 
 uint64_t tensor_keys(PyObject *value) { return torch.ready ? keys_of(impl_of(value)) : 0; }
 int tensor_is_view(Direct *of) { return torch.is_view(&of->impl) & 1; }
-PyObject *tensor_base(Direct *of) {
-    return tensor_is_view(of) ? torch.object(torch.base(&of->impl)) : Py_NewRef(Py_None);
+PyObject *tensor_base(PyObject *value, Direct *of) {
+    if (!tensor_is_view(of)) return Py_NewRef(Py_None);
+    return torch.base ? torch.object(torch.base(&of->impl)) : GET(value, BASE);
 }
 int64_t tensor_output(Direct *of) { return (int64_t)torch.output_nr(&of->impl); }
 /* What changes from use to use; 0 where only Python can say. The tensor must be an ordinary one with ordinary keys. */
@@ -195,7 +198,7 @@ int tensor_layout(Direct *to) {
     int64_t offset;
     if (torch.dim(&to->impl, &to->dim) || torch.sizes(&to->impl, &to->sizes) || torch.strides(&to->impl, &to->strides) ||
         torch.dtype(&to->impl, &to->dtype) || torch.device_type(&to->impl, &to->device_type) ||
-        torch.device_index(&to->impl, &to->device_index) || torch.storage_offset(&to->impl, &offset)) return to->sizes = NULL, 0;
+        torch.device_index(&to->impl, &to->device_index) || torch.storage_offset(&to->impl, &offset)) return 0;
     to->offset = (uint64_t)offset;
     return 1;
 }

@@ -101,6 +101,8 @@ def _view(ptr: int, itemsize: int, shape: tuple[int, ...], stride: tuple[int, ..
         raise ValueError(f"shape has {len(shape)} dimensions; stride must have as many, it has {len(stride)}")
     numel = math.prod(shape)
     empty = numel == 0
+    if stride is not None:  # those of a single element mean nothing
+        stride = tuple(0 if empty or size == 1 else step for size, step in zip(shape, stride, strict=True))
     if min(shape, default=0) < 0 or min(stride or (), default=0) < 0 or (ptr <= 0 and not empty) or numel >> 59:
         raise ValueError("no such tensor: null pointer, negative size or stride, or sizes that overflow")
     if empty:

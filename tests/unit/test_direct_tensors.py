@@ -75,7 +75,7 @@ def test_one_node_that_differs_is_enough(what: str, sample: int) -> None:
     assert taps.C.learn_graph(direct.nodes())
 
 
-@pytest.mark.parametrize("sample", range(7))
+@pytest.mark.parametrize("sample", range(8))
 def test_one_storage_that_differs_is_enough(sample: int) -> None:
     storages = direct.storages()
     assert {told[2] for told in storages} == {False, True}

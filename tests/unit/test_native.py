@@ -414,6 +414,16 @@ def test_sketches_that_cannot_be_compared_give_nan_and_zeros_are_equal():
 
 
 @each_module
+@pytest.mark.parametrize(("shape", "stride", "plain"), [
+    ((1,), (2**62,), (1,)), ((1, 3), (2**62, 2), (6, 2)), ((3, 1, 2), (2, 2**63 - 1, 1), (2, 2, 1)), ((0, 3), (2**62, 1), (3, 1)),
+])  # fmt: skip
+def test_strides_of_a_single_element_mean_nothing(module, shape, stride, plain):
+    values = torch.arange(1.0, 9.0)
+    rows = [module.measure(values.data_ptr(), 0, shape, step, 7, 0, 0, 0) for step in (stride, plain)]
+    assert rows[0] == rows[1]
+
+
+@each_module
 def test_arguments_that_describe_no_tensor_are_refused(module):
     at = torch.zeros(8).data_ptr()
     no_value = [

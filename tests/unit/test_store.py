@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import zlib
 from pathlib import Path
@@ -130,6 +131,9 @@ def test_a_manifest_is_written_when_it_says_anything_new_and_in_each_dump(tmp_pa
         assert not (folder / "manifest.json").exists()
         writer.close({**manifest(), "state": "complete", "notes": ["more"]})
         assert '"more"' in (folder / "manifest.json").read_text()
+        assert re.search(
+            r'^"written": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d', (folder / "manifest.json").read_text(), re.MULTILINE
+        )
         shutil.rmtree(folder)
     writer.shutdown()
 

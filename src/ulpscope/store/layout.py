@@ -7,7 +7,6 @@ tools are files: `TAG_v3.0/step0/rank0/dump.pkl` of ptdbg_ascend, one file of an
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -159,9 +158,13 @@ _json = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 class Fixed(dict[str, Any]):
     """A part of a JSON file that never changes: its text is made once."""
 
-    @functools.cached_property
+    _text: str | None = None
+
+    @property
     def text(self) -> str:
-        return _json(self)
+        if self._text is None:  # `cached_property` has a lock in Python 3.11, which a fork may find taken
+            self._text = _json(self)
+        return self._text
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

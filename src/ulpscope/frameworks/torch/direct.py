@@ -94,6 +94,8 @@ def storages() -> list[tuple[Any, ...]]:
         buffers = [bytearray(size) for size in (8, 400, 3000)]
         shown = [torch.zeros(2), torch.ones(500, 3), torch.zeros(1, dtype=torch.bool), Parameter(torch.zeros(70))[3:]]
         shown += [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers]
+        shown.append(torch.ones(9))
+        shown[-1].numpy()  # torch's own memory, which it may not resize any more
         known = [(value, value.untyped_storage()) for value in shown]
         return [(value, storage._cdata, storage.resizable()) for value, storage in known]
 

@@ -70,6 +70,7 @@ class ThreadTap:
         for swap in self._swaps:
             swap.install()
         self._hide_from_fast_paths()
+        self._openings += 1
         self._open_doors()
         self.enter(self.observer.state())
 
@@ -173,7 +174,6 @@ class ThreadTap:
     def _open_doors(self) -> None:
         """All of them at first, to learn which the program uses, and now and then: it may come to use others."""
         if self._make_function_mode is not None and self.observer.fast is not None:
-            self._openings += 1
             every = self._openings <= _FIRST or self._openings % _AGAIN == 0
             doors.open_doors(doors.ALL if every else doors.LEARNT)
 
