@@ -3,8 +3,9 @@
 #define ULPSCOPE_MEASURE_H
 #include "_abi.h"
 
-#define MEASURER_NAME "ulpscope._native.measurer"
-enum { MOST_OF_ROW = 112 + 4 * 256 }; /* a row and its sketch */
+#define MEASURE_FOR_C "ulpscope._native.MEASURE_FOR_C" /* what the capsule is called */
+#define NONE64 0xFFFFFFFFFFFFFFFFu /* no payload, and no sketch: tables.py */
+enum { MEASURE_BYTES = 112, MOST_OF_ROW = MEASURE_BYTES + 4 * 256 }; /* a row; with the longest sketch */
 typedef struct {
     const void *at;
     long code, flags;
@@ -13,5 +14,5 @@ typedef struct {
     uint64_t sketch_offset;
 } Measured;
 /* Writes its row; how long that is, -1 after an error. */
-typedef Py_ssize_t (*Measurer)(const Measured *, char *row);
+typedef Py_ssize_t (*MeasureForC)(const Measured *, char *row);
 #endif

@@ -16,8 +16,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
 
 enum { STATS = 1, CRC = 2, SKETCH = 4, SIGNED = 8, UNSIGNED = 16 };
-#define NONE UINT64_MAX /* no payload: tables.py */
-enum { ROW = 112, BLOCK = 2048, LANES = 16, BUCKETS = 256, CHUNK = 64, STRIPE = 1024, MAX_DIMS = 64, LARGE = 32768 };
+enum { ROW = MEASURE_BYTES, BLOCK = 2048, LANES = 16, BUCKETS = 256, CHUNK = 64, STRIPE = 1024, MAX_DIMS = 64, LARGE = 32768 };
 
 #define ALIAS __attribute__((may_alias))
 typedef uint8_t u8; typedef int8_t i8;
@@ -180,7 +179,7 @@ static const Dtype dtypes[] = {
     {4, 0, 2, 0, from_half},        {1, 0, 1, 0, from_e4m3},       {1, 0, 1, 0, from_e5m2},
     {1, 0, 1, 0, from_e4m3z},       {1, 0, 1, 0, from_e5m2z},      {1, 0, 1, 0, from_e8m0},
 };
-_Static_assert(MOST_OF_ROW == ROW + 4 * BUCKETS, "a row and its sketch");
+_Static_assert(MOST_OF_ROW == ROW + 4 * BUCKETS, "a row with the longest sketch");
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
 static float small_float(unsigned byte, int mantissa, int bias) {
@@ -457,7 +456,7 @@ static Py_ssize_t measure_for_c(const Measured *m, char *row) {
     const Dtype *t = known_dtype(m->code, m->flags);
     if (m->dim > MAX_DIMS) return PyErr_SetString(PyExc_ValueError, "more than 64 sizes"), -1;
     if (!t || fill_view(&v, m->at, t->item, (Py_ssize_t)m->dim, m->sizes, m->strides)) return -1;
-    write_row(&v, t, m->flags, (const uint64_t[3]){NONE, 0, m->sketch_offset}, (u8 *)row);
+    write_row(&v, t, m->flags, (const uint64_t[3]){NONE64, 0, m->sketch_offset}, (u8 *)row);
     return ROW + 4 * (Py_ssize_t)sketch_length(v.numel, t, m->flags);
 }
 
@@ -540,9 +539,9 @@ static int execute(PyObject *module) {
     crc_begin();
     if (PyModule_AddStringConstant(module, "ISA", choose_kernels())) return -1;
     if (PyModule_AddIntConstant(module, "VERSION", 2)) return -1;
-    static const Measurer measurer = measure_for_c;
-    PyObject *capsule = PyCapsule_New((void *)&measurer, MEASURER_NAME, NULL);
-    if (!capsule || PyModule_AddObject(module, "MEASURER", capsule)) return Py_XDECREF(capsule), -1;
+    static const MeasureForC function = measure_for_c;
+    PyObject *capsule = PyCapsule_New((void *)&function, MEASURE_FOR_C, NULL);
+    if (!capsule || PyModule_AddObject(module, "MEASURE_FOR_C", capsule)) return Py_XDECREF(capsule), -1;
     return 0;
 }
 static PyMethodDef methods[] = {

@@ -6,7 +6,7 @@ Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 VERSION: int
 ISA: str
-MEASURER: object
+MEASURE_FOR_C: object
 
 def measure(
     ptr: int,

@@ -7,9 +7,8 @@
 #include "_abi.h"
 #include "_measure.h"
 
-enum { CALL_BYTES = 72, MEASURE_BYTES = 112, MOST_PLACES = 32, PHASES = 5, ROLES = 3 };
+enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3 };
 #define NONE32 0xFFFFFFFFu
-#define NONE64 0xFFFFFFFFFFFFFFFFu
 
 /* Words of Python, in the order of their spelling in _taps.c. */
 enum {

@@ -51,7 +51,8 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
         }
     }
     if (begin_dump(f)) return NULL;
-    int guarded = frame && is_set(s->object[GUARD]), below = guarded ? frame_is_below(frame, PyTuple_GetItem(s->object[GUARD], 1)) : 0;
+    int guarded = frame && is_set(s->object[GUARD]), below = 0;
+    if (guarded) below = frame_is_below(frame, PyTuple_GetItem(s->object[GUARD], 1));
     if (below < 0) return NULL;
     if (guarded && !below) {
         PyObject *done = PyObject_CallMethodObjArgs(recorder, word[DROP_LEFT_OVER], (PyObject *)s, frame, NULL);

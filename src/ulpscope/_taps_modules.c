@@ -132,7 +132,8 @@ static int show_parameters(Around *a, Call *c, PyObject *module) {
     Py_DECREF(all);
     int failed = !items && PyErr_Occurred();
     for (Py_ssize_t at = 0, size = items ? PyList_Size(items) : 0; !failed && at < size; at++) {
-        PyObject *pair = PyList_GetItem(items, at), *key = PyTuple_GetItem(pair, 0), *value = key ? PyTuple_GetItem(pair, 1) : NULL;
+        PyObject *pair = PyList_GetItem(items, at), *key = PyTuple_GetItem(pair, 0);
+        PyObject *value = key ? PyTuple_GetItem(pair, 1) : NULL;
         if (!value) failed = 1;
         else if (value != Py_None) failed = show_named(a->fast, c, PARAMETERS, key, value) || (a->arrival &&
             watch_parameter(a->arrival, c->name, key, value));
@@ -228,7 +229,8 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     return result;
 }
 static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
-    PyObject *original = PyTuple_GetItem(all, 0), *args = original ? tuple_at(all, 1) : NULL, *kwargs = args ? PyTuple_GetItem(all, 2) : NULL;
+    PyObject *original = PyTuple_GetItem(all, 0), *args = original ? tuple_at(all, 1) : NULL;
+    PyObject *kwargs = args ? PyTuple_GetItem(all, 2) : NULL;
     if (!kwargs) return NULL;
     if (!PyDict_Check(kwargs)) return PyErr_SetString(PyExc_TypeError, "not a dictionary"), NULL;
     int usual = a->fast->active;

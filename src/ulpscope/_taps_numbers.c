@@ -491,12 +491,12 @@ static int64_t measure(Fast *f, PyObject *value, const Meta *meta, uint64_t poin
     if (number != -2) return number;
     if (meta->form && f->given[MEASURE] != Py_None && meta->lane == Py_None) {
         Frames *frames = (Frames *)f->given[FRAMES];
-        const Measurer *measurer = PyCapsule_GetPointer(f->given[MEASURE], MEASURER_NAME);
+        const MeasureForC *function = PyCapsule_GetPointer(f->given[MEASURE], MEASURE_FOR_C);
         const int64_t *sizes = meta->form + FORM_HEAD, *strides = sizes + meta->form[0];
         Measured asked = {(const void *)(uintptr_t)pointer, meta->code, f->measure_flags, meta->form[0], sizes, strides,
             frames->sketch_size};
         _Alignas(16) char row[MOST_OF_ROW];
-        Py_ssize_t size = measurer ? (*measurer)(&asked, row) : -1;
+        Py_ssize_t size = function ? (*function)(&asked, row) : -1;
         return size < 0 ? -1 : frames_measure(frames, row, (size_t)size);
     }
     PyObject *place = PyLong_FromUnsignedLongLong(pointer);

@@ -131,10 +131,10 @@ static int same_numbers(PyObject *tuple, const int64_t *numbers, int64_t count) 
 static int agrees(PyObject *sample) {
     PyObject *value, *shape, *stride, *of;
     unsigned long long cdata, keys, pointer;
-    long long version, output, offset, storage;
+    long long version, output, offset, bytes;
     int grad, device;
     if (!PyArg_ParseTuple(sample, "OKKpLKO!O!LLOiL", &value, &cdata, &keys, &grad, &version, &pointer, &PyTuple_Type,
-        &shape, &PyTuple_Type, &stride, &offset, &output, &of, &device, &storage)) return 0;
+        &shape, &PyTuple_Type, &stride, &offset, &output, &of, &device, &bytes)) return 0;
     Direct told;
     if (!tensor_facts(value, &told)) return 0;
     PyObject *base = tensor_base(value, &told);
@@ -143,7 +143,7 @@ static int agrees(PyObject *sample) {
            told.requires_grad == grad && told.version == (uint64_t)version && told.pointer == pointer &&
            tensor_layout(&told) && told.offset == (uint64_t)offset && same_numbers(shape, told.sizes, told.dim) &&
            same_numbers(stride, told.strides, told.dim) && torch.output_nr(&told.impl) == (uint32_t)output &&
-           told.device_index == device && tensor_storage(&told) == storage;
+           told.device_index == device && tensor_storage(&told) == bytes;
 }
 PyObject *learn(PyObject *module, PyObject *samples) {
     enum { MOST = 16 };

@@ -67,7 +67,6 @@ def test_what_a_function_tells_is_learnt(tmp_path: Path) -> None:
 # Whether the doors of some methods are open: a program of its own, since what was learnt stays.
 OPENED = """
 import ctypes, sys, torch, ulpscope
-from ulpscope.frameworks.torch import doors
 places = {name: id(vars(torch._C.TensorBase)[name]) + 48 for name in ("arctan", "arcsinh", "arccosh")}
 def words():
     return {name: ctypes.c_uint64.from_address(place).value for name, place in places.items()}
@@ -83,7 +82,7 @@ def run_alone(program: str, path: Path) -> str:
     return done.stdout
 
 
-def test_after_two_steps_only_the_doors_that_were_used_are_opened(tmp_path: Path) -> None:
+def test_after_two_starts_only_the_doors_that_were_used_are_opened(tmp_path: Path) -> None:
     program = """
 cap = ulpscope.Capture(sys.argv[1], level="op")
 found = []

@@ -113,7 +113,7 @@ class TorchMeasurer:
             rewritten=self._rewritten,
             fresh=self._fresh,
             wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
-            measure=None if self._payloads else native.MEASURER,
+            measure=None if self._payloads else native.MEASURE_FOR_C,
             measure_flags=self._flags,
             ordinary=direct.is_ordinary,
             meant=is_meant_for_the_program,

@@ -24,7 +24,7 @@ from ulpscope.frameworks.torch import doors
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 
 MakeMode = Callable[[ThreadState], Any]
-# Of openings of the doors.
+# Of starts: all doors are opened at so many first ones, and at each so-many-th.
 _FIRST, _AGAIN = 2, 64
 # Seconds.
 _SETTLING = 0.05
@@ -64,13 +64,13 @@ class ThreadTap:
             CodeSwap(torch.autograd.graph._engine_run_backward, self._run_engine),  # type: ignore[arg-type]
         ]
         self._has_torch_function: Any = None
-        self._openings = 0
+        self._starts = 0
 
     def install(self) -> None:
         for swap in self._swaps:
             swap.install()
         self._hide_from_fast_paths()
-        self._openings += 1
+        self._starts += 1
         self._open_doors()
         self.enter(self.observer.state())
 
@@ -174,7 +174,7 @@ class ThreadTap:
     def _open_doors(self) -> None:
         """All of them at first, to learn which the program uses, and now and then: it may come to use others."""
         if self._make_function_mode is not None and self.observer.fast is not None:
-            every = self._openings <= _FIRST or self._openings % _AGAIN == 0
+            every = self._starts <= _FIRST or self._starts % _AGAIN == 0
             doors.open_doors(doors.ALL if every else doors.LEARNT)
 
     def _hide_from_fast_paths(self) -> None:
