@@ -108,10 +108,17 @@ class Config:
     msprobe: Options | None
 
 
+# What the peer leaves out of a Llama: calls that move, make or convert elements. Without them both record the same calls.
+LEFT_OUT = [
+    *(f"Tensor.{name}" for name in ("__getitem__", "__neg__", "contiguous", "float", "reshape", "to", "transpose")),
+    *("Tensor.unsqueeze", "Tensor.view", "Torch.arange", "Torch.cat", "Torch.tensor", "Torch._foreach_add_"),
+]
 CONFIGS = {
     "op": Config({"level": "op"}, {"task": "statistics", "level": "L1"}),
     "module": Config({"level": "module"}, {"task": "statistics", "level": "L0"}),
     "mix": Config({"level": "mix"}, {"task": "statistics", "level": "mix"}),
+    "op-alike": Config({"level": "op", "skip": LEFT_OUT}, {"task": "statistics", "level": "L1"}),
+    "mix-alike": Config({"level": "mix", "skip": LEFT_OUT}, {"task": "statistics", "level": "mix"}),
     "crc": Config(
         {"level": "op", "checksum": True},
         {"task": "statistics", "level": "L1", "summary_mode": "md5"},

@@ -14,7 +14,7 @@ enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3 };
 enum {
     F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG, IS_CONJ,
     IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK,
-    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, WANTS_BACKWARD, NEW_META, OTHER,
+    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, OF_NAME, WANTS_BACKWARD, NEW_META, OTHER,
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
     SITE_SIGN, FAST, KIND, NAME, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
@@ -90,6 +90,7 @@ typedef struct {
 } Entry;
 typedef struct {
     uint32_t kind, name, epoch, count[PHASES];
+    char choice; /* whether its calls are wanted */
 } Named;
 /* A chain of frames; bits: 1 it passes through checkpointing. */
 typedef struct {
@@ -237,7 +238,7 @@ int visit_leaves(Fast *, PyObject *value, PyObject *path, Visit, void *to);
 
 /* Of _taps_modes.c. */
 enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
-Call *open_call(Fast *, State *, PyObject *kind, PyObject *name, PyObject *frame, int phase, int *bits);
+Call *open_call(Fast *, State *, PyObject *kind, PyObject *name, PyObject *frame, int phase, int carries);
 int phase_of(const Fast *, PyObject *phase);
 int role_of(const Fast *, PyObject *role);
 Call *open_backward(Fast *, State *, PyObject *kind, PyObject *name, const long long *facts, PyObject *module,

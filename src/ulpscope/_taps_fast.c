@@ -99,7 +99,7 @@ static PyObject *fast_open_call(Fast *f, PyObject *args, PyObject *kwargs) {
         &phase)) return NULL;
     int number = phase ? phase_of(f, phase) : 0;
     if (number < 0) return PyErr_SetString(PyExc_ValueError, "not a phase"), NULL;
-    return (PyObject *)open_call(f, (State *)state, kind, name, frame == Py_None ? NULL : frame, number, NULL);
+    return (PyObject *)open_call(f, (State *)state, kind, name, frame == Py_None ? NULL : frame, number, 1);
 }
 static PyObject *fast_open_backward(Fast *f, PyObject *args) {
     PyObject *state, *forward, *kind, *name, *module;

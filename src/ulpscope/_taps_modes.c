@@ -2,7 +2,8 @@
 #include "_taps.h"
 #include <structmember.h>
 
-enum { SILENT = 1, QUICK = 2, SIGNED = 4, FUNCTIONAL = 8, MUTATES = 16 };                   /* Api.fast */
+enum { SILENT = 1, QUICK = 2, SIGNED = 4, FUNCTIONAL = 8, MUTATES = 16 }; /* Api.fast */
+enum { LEFT_OUT = 32 }; /* none of its calls is wanted */
 enum { IN_OVERRIDES = 1, IN_FUNCTIONAL = 2, IN_TORCH = 4, IN_DISPATCHER = 8 };              /* ApiNames.code_class */
 enum { RECOMPUTING = 1 }; /* in the bits of a stack */
 enum { RECOMPUTED = 1 };
@@ -37,7 +38,21 @@ static int begin_dump(Fast *f) {
     return done ? 0 : -1;
 }
 
-Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *frame, int phase, int *bits) {
+/* Whether the calls of a name are wanted, which is asked once; -1 after an error. */
+enum { UNASKED, ALL_WANTED, NONE_WANTED, EACH_ASKED };
+static int selected(Fast *f, PyObject *kind, PyObject *name) {
+    PyObject *told = PyObject_CallMethodObjArgs(f->given[SELECTION], word[OF_NAME], kind, name, NULL);
+    Py_XDECREF(told);
+    return !told ? -1 : told == Py_True ? ALL_WANTED : told == Py_False ? NONE_WANTED : EACH_ASKED;
+}
+static int choice_of(Fast *f, const Call *c) {
+    if (f->all_free || c->named < 0) return f->all_free ? ALL_WANTED : EACH_ASKED;
+    int choice = f->named[c->named].choice;
+    if (!choice && (choice = selected(f, c->kind, c->name)) > 0) f->named[c->named].choice = (char)choice;
+    return choice;
+}
+/* `carries`: the stacks of others may go on from its own. */
+Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *frame, int phase, int carries) {
     PyObject *recorder = f->given[RECORDER];
     if (frame && is_set(f->ignored)) {
         PyObject *ignored = Py_NewRef(f->ignored);
@@ -77,16 +92,18 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
         stop = PyTuple_GetItem(module, 2);
         over = PyLong_AsLongLong(PyTuple_GetItem(module, 3));
     }
+    int choice = phase <= 2 ? choice_of(f, c) : ALL_WANTED;
+    if (choice < 0) { Py_DECREF(c); return NULL; }
     if (phase <= 2 && !f->all_free) {
-        PyObject *number = PyLong_FromLongLong(c->index);
-        int wanted = phase ? f->backward : f->forward;
-        if (wanted) wanted = truth_of(PyObject_CallMethodObjArgs(f->given[SELECTION], word[WANTS], kind, name,
+        int wanted = choice != NONE_WANTED && (phase ? f->backward : f->forward);
+        PyObject *number = wanted && choice == EACH_ASKED ? PyLong_FromLongLong(c->index) : NULL;
+        if (number) wanted = truth_of(PyObject_CallMethodObjArgs(f->given[SELECTION], word[WANTS], kind, name,
             number, c->phase, NULL));
         Py_XDECREF(number);
-        if (wanted < 0) { Py_DECREF(c); return NULL; }
+        if (wanted < 0 || PyErr_Occurred()) { Py_DECREF(c); return NULL; }
         c->wanted = (char)wanted;
     }
-    if (f->given[STACKS] != Py_None) {
+    if (f->given[STACKS] != Py_None && (carries || choice != NONE_WANTED)) {
         int found = 0;
         if (frame) {
             c->stack = stack_number(f, frame, stop, over, &found);
@@ -95,7 +112,6 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
             if (again < 0) { Py_DECREF(c); return NULL; }
             if (again) c->flags |= RECOMPUTED;
         } else if (above) c->stack = above->stack;
-        if (bits) *bits = found;
     }
     return c;
 }
@@ -303,8 +319,9 @@ int follows(Fast *f, Call *c) {
     int follow = is_grad_on();
     if (follow < 0) follow = truth_of(PyObject_CallNoArgs(f->given[GRAD_ENABLED]));
     if (follow <= 0) return follow;
-    return f->all_free ? f->backward : truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER], word[WANTS_BACKWARD],
-        (PyObject *)c, NULL));
+    int choice = choice_of(f, c);
+    if (choice != EACH_ASKED) return choice < 0 ? -1 : choice == ALL_WANTED && f->backward;
+    return truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER], word[WANTS_BACKWARD], (PyObject *)c, NULL));
 }
 
 /* --- the mode ---------------------------------------------------------------------------------------------------- */
@@ -316,6 +333,7 @@ const ApiFacts *facts_of(Fast *f, PyObject *api, size_t *number) {
     if (at) return f->apis + *at;
     PyObject *kind = GET(api, KIND), *name = kind ? GET(api, NAME) : NULL;
     long flags = name ? (long)number_of(GET(api, FAST)) : 0;
+    if (name && !f->all_free && !(flags & SIGNED) && !PyErr_Occurred() && selected(f, kind, name) == NONE_WANTED) flags |= LEFT_OUT;
     if (PyErr_Occurred() || grow(&f->apis, &f->api_room, f->api_count + 1, sizeof *f->apis) ||
         table_put(&f->apis_at, (uint64_t)api, 0, 0, f->api_count)) {
         Py_XDECREF(kind), Py_XDECREF(name);
@@ -491,10 +509,9 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     Shown shown = {Py_NewRef(args), Py_XNewRef(kwargs), NULL, NULL};
     Call *c = NULL;
     Edges *edges = NULL; /* found before the call where it writes over its arguments */
-    int follow = 0, bits = 0, entered = enter(f, s);
+    int follow = 0, entered = enter(f, s);
     if (entered <= 0) goto end;
-    if (!look(f, facts, w->sign, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0,
-        &bits);
+    if (!look(f, facts, w->sign, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0, 0);
     if (c && c->wanted) {
         int failed = 0;
         Py_ssize_t at = 0, count = PyTuple_Size(shown.args);
@@ -540,6 +557,7 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
         close_raised(f, c);
         goto end;
     }
+    if (!c->wanted && follow <= 0) goto end;
     if ((entered = enter(f, s)) < 0) { Py_CLEAR(result); goto end; }
     PyObject *given = result;
     Quiet quiet = {0};
@@ -588,6 +606,7 @@ PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
     int writes = flags & MUTATES || (inplace && inplace != Py_False);
     if ((out && out != Py_None) || (writes && PyDict_Size(f->given[FRESH]))) goto slow;
     if (f->quiet) return carry_out(w);
+    if (flags & LEFT_OUT && w->direct) return f->sequence++, carry_out(w); /* it has its number, and nothing inside it is recorded */
     if (!PyList_Size(s->object[CALLS])) {
         int inside = is_autograd_off();
         if (inside < 0) inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));

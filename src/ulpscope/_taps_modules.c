@@ -156,7 +156,7 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
     const Known *known = known_as(a, module, above);
     if (!known || !(begun->rest = PyTuple_GetSlice(args, 1, PyTuple_Size(args)))) return -1;
     PyObject *path = Py_NewRef(known->path), *key, *value;
-    Call *c = begun->call = open_call(f, s, a->kind, known->full, frame, 0, NULL);
+    Call *c = begun->call = open_call(f, s, a->kind, known->full, frame, 0, 1);
     int failed = !c;
     if (c) c->wanted = c->wanted && a->records;
     if (c && c->wanted) {
@@ -295,7 +295,7 @@ static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyOb
         }
     }
     if (!opened && !failed) {
-        opened = open_call(f, s, v->kind, owner, NULL, 2, NULL);
+        opened = open_call(f, s, v->kind, owner, NULL, 2, 0);
         seen = opened ? PySet_New(NULL) : NULL;
         PyObject *pair = opened && seen ? PyTuple_Pack(2, (PyObject *)opened, seen) : NULL;
         failed = !pair || PyDict_SetItem(v->open, owner, pair);

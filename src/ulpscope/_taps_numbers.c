@@ -98,7 +98,7 @@ int64_t named_at(Fast *f, PyObject *kind, PyObject *name) {
         int64_t one = plain_entry(f, kind), two = one < 0 ? -1 : plain_entry(f, name);
         found = -1;
         if (two >= 0 && !grow(&f->named, &f->named_room, f->named_count + 1, sizeof *f->named)) {
-            f->named[f->named_count] = (Named){(uint32_t)one, (uint32_t)two, f->counted, {0}};
+            f->named[f->named_count] = (Named){(uint32_t)one, (uint32_t)two, f->counted, {0}, 0};
             if (!index_put(f->named_index, key, (int64_t)f->named_count)) found = (int64_t)f->named_count++;
             if (found >= 0 && table_put(&f->names_met, (uint64_t)kind, (uint64_t)name, 0, (uint64_t)found)) found = -1;
         }

@@ -16,11 +16,11 @@ from ulpscope.naming import call_text, slot_text
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 
 
-def recorded(build: Build, path: Path, level: str) -> list[tuple[Any, ...]]:
+def recorded(build: Build, path: Path, level: str, **options: Any) -> list[tuple[Any, ...]]:
     """Every call of three steps, with everything that is told of it but places in files."""
     seed()
     program = build()
-    with ulpscope.capture(path, model=program.model, level=level, checksum=True):
+    with ulpscope.capture(path, model=program.model, level=level, checksum=True, **options):
         for _ in range(3):
             program.step()
     dump = ulpscope.open_dump(path)
@@ -71,3 +71,26 @@ def test_empty_lists_and_tuples_are_told_alike(tmp_path: Path, monkeypatch: pyte
     assert repr(found[0]) == repr(found[1])
     values = dict(pair for call in found[0] if call[0] == "Torch.tensor.0.forward" for pair in call[3])
     assert (values["input.0"].type, values["input.0"].scalar) == ("list", [])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"skip": ["linear", "Tensor.__", "Functional.relu.1.backward"]},
+        {"only": ["linear", "Module"], "skip": ["LayerNorm", "Functional.linear.2"]},
+        {"skip": ["NormLayer", "Linear"], "phases": ["backward"]},
+        {"only": ["Functional.linear.1.backward"]},
+        {"scope": ["Functional.linear.1", "Functional.linear.3"], "skip": ["dropout"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("level", ["op", "mix"])
+def test_c_selects_as_python_does(
+    options: dict[str, Any], level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for number, module in enumerate((taps.C, None)):
+        monkeypatch.setattr(taps, "C", module)
+        found.append(recorded(PROGRAMS["encoder_decoder_in_training"], tmp_path / str(number), level, **options))
+    assert found[0]
+    assert repr(found[0]) == repr(found[1])

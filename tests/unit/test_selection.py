@@ -54,6 +54,33 @@ def test_a_backward_is_wanted_as_its_forward_or_by_its_own_name() -> None:
     assert not Selection(capture_config({"phases": "forward"})).wants_backward("Torch", "relu", 3, forward_wanted=True)
 
 
+def test_what_is_skipped_has_no_backward_either() -> None:
+    selection = Selection(capture_config({"only": "Functional", "skip": ["linear", "Functional.relu.1.backward"]}))
+    assert not selection.wants("Functional", "linear", 0, Phase.FORWARD)
+    assert not selection.wants_backward("Functional", "linear", 0, forward_wanted=False)
+    assert selection.wants("Functional", "relu", 1, Phase.FORWARD)
+    assert not selection.wants_backward("Functional", "relu", 1, forward_wanted=True)
+    assert selection.wants_backward("Functional", "relu", 0, forward_wanted=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ({}, True),
+        ({"only": "relu"}, True),
+        ({"only": "gelu"}, False),
+        ({"skip": "RELU"}, False),
+        ({"skip": ["gelu", "Functional.relu.1"]}, None),
+        ({"only": "Functional.relu.1.backward"}, None),
+        ({"only": "Functional.relu.1", "skip": "relu"}, False),
+        ({"only": ["Functional.relu.1", "relu"]}, True),
+        ({"scope": ["Functional.relu.0", "Functional.relu.1"]}, None),
+    ],
+)
+def test_a_name_may_tell_of_all_its_calls(options: dict[str, object], answer: bool | None) -> None:
+    assert Selection(capture_config(options)).of_name("Functional", "relu") is answer
+
+
 def test_names_that_nothing_had_are_known() -> None:
     selection = Selection(capture_config({"only": ["relu", "gelu"]}))
     assert selection.wants("Functional", "relu", 0, Phase.FORWARD)

@@ -44,10 +44,28 @@ class Selection:
     def wants_role(self, role: Role) -> bool:
         return not self._roles or role in self._roles or role is Role.PARAMETERS
 
+    def of_name(self, kind: str, name: str) -> bool | None:
+        """Whether all calls of a name are wanted, or none; None where each must be asked for."""
+        key = kind, name
+        if key not in self._named:
+            self._named[key] = self._decide(kind, name)
+        return self._named[key]
+
+    def _decide(self, kind: str, name: str) -> bool | None:
+        config = self._config
+        if config.scope is not None:
+            return None
+        only = self._covers(config.only, kind, name) if config.only else True
+        skip = self._covers(config.skip, kind, name)
+        if only is False or skip:
+            return False
+        return True if only and skip is False else None
+
     def wants(self, kind: str, name: str, index: int, phase: Phase) -> bool:
-        """Whether a forward call is wanted by name and span. Called once for each call, in order."""
-        if self._free:
-            return True
+        """Whether a forward call is wanted by name and span. Called once for each call, in order, unless its name tells."""
+        named = self.of_name(kind, name)
+        if named is not None:
+            return named
         config = self._config
         text = call_text(CallId(kind, name, index, phase))
         if config.scope is not None:
@@ -67,22 +85,34 @@ class Selection:
 
     def wants_backward(self, kind: str, name: str, index: int, forward_wanted: bool) -> bool:
         """Whether the backward of a call is wanted: as its forward, or named by itself."""
-        if not self.backward:
-            return False
-        if self._free or forward_wanted:
-            return True
+        named = self.of_name(kind, name)
+        if not self.backward or named is not None:
+            return self.backward and bool(named)
         text = call_text(CallId(kind, name, index, Phase.BACKWARD))
-        return bool(self._config.only) and self._any(self._config.only, kind, name, text)
+        if self._any(self._config.skip, kind, name, text):
+            return False
+        return forward_wanted or self._any(self._config.only, kind, name, text)
 
     def unmatched(self) -> list[str]:
         """Names of the selection that no call ever had."""
         asked = (*self._config.only, *(self._config.scope or ()))
         return [name for name in asked if name not in self.matched]
 
+    def _covers(self, patterns: tuple[str, ...], kind: str, name: str) -> bool | None:
+        """Whether any of the patterns is true of all calls of a name; None where one may be true of some."""
+        found: bool | None = False
+        for pattern in patterns:
+            if _is_of_name(pattern, kind, name):
+                self.matched.add(pattern)
+                found = True
+            elif not found and pattern.startswith(f"{kind}.{name}."):
+                found = None
+        return found
+
     def _any(self, patterns: tuple[str, ...], kind: str, name: str, text: str) -> bool:
         found = False
         for pattern in patterns:
-            if _is_named(pattern, kind, name, text) or _is_part(pattern, kind, name):
+            if _is_named(pattern, kind, name, text) or _is_of_name(pattern, kind, name):
                 self.matched.add(pattern)
                 found = True
         return found
@@ -94,12 +124,16 @@ def _is_named(pattern: str, kind: str, name: str, text: str) -> bool:
         return True
     if text.startswith(pattern) and text[len(pattern) :] in (".forward", ".backward"):
         return True
+    return _is_path(pattern, kind, name)
+
+
+def _is_of_name(pattern: str, kind: str, name: str) -> bool:
+    """Any part of `Kind.name`, in any case: "relu" stands for every relu; or a module by its path."""
+    return pattern.lower() in f"{kind}.{name}".lower() or _is_path(pattern, kind, name)
+
+
+def _is_path(pattern: str, kind: str, name: str) -> bool:
     return kind == "Module" and pattern.removeprefix("Module.") in (name, name.rpartition(".")[0])
-
-
-def _is_part(pattern: str, kind: str, name: str) -> bool:
-    """Any part of `Kind.name`, in any case: "relu" stands for every relu."""
-    return pattern.lower() in f"{kind}.{name}".lower()
 
 
 def _holds(numbers: Numbers, number: int) -> bool:

@@ -29,7 +29,8 @@ from ulpscope.frameworks.torch.cuda_tables import SketchTables
 log = logging.getLogger(__name__)
 
 IN_GRAPH = "queued while a CUDA graph was captured: it is computed at each replay, which nobody sees"
-_ROWS = 512
+# Of one letter. With more, most of a step's answers come at its end, where they are waited for.
+_ROWS = 256
 # Room for the parts of answers, which are made into rows whenever it is full.
 _PARTS = 16 << 10
 _BATCHES = 4
