@@ -296,7 +296,9 @@ def test_the_checking_machines_device_is_the_benchmark_of_an_online_check(tmp_pa
         [sys.executable, "-m", "ulpscope.compat.msprobe", *words],
         cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    assert check.stderr is not None
     try:
+        assert any("listening" in line for line in check.stderr)
         subprocess.run([sys.executable, "-c", TRAIN], cwd=tmp_path, env=environment, check=True, timeout=300)
         _, said = check.communicate(timeout=300)
     finally:

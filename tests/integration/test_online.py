@@ -102,6 +102,21 @@ def test_an_end_that_is_not_there_costs_no_time_and_is_said(tmp_path: Path) -> N
     assert not any(folder.exists() for folder in folders)
 
 
+def test_a_program_that_ends_waits_a_while_for_a_check_that_begins(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    sender = Sender(TcpChannel("127.0.0.1", port, SECRET, timeout=2), timeout=10)
+    sender.send(dump(tmp_path / "run", 0), 0, 0)
+    ending = threading.Thread(target=sender.close, args=(0,))
+    ending.start()
+    time.sleep(0.6)
+    (tmp_path / "scratch").mkdir()
+    with TcpReceiver("127.0.0.1", port, SECRET, frozenset({0}), tmp_path / "scratch") as late:
+        assert received(late) == [("neg", 0)]
+        ending.join()
+    assert (sender.sent, sender.lost) == (1, [])
+
+
 def test_a_reader_that_does_not_read_loses_dumps_and_does_not_stop_the_sender(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         sender = Sender(TcpChannel("127.0.0.1", deaf.getsockname()[1], SECRET, timeout=0.3), timeout=0.3)

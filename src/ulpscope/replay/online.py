@@ -31,6 +31,8 @@ SECRET_VARIABLE = "ULPSCOPE_SECRET"
 _PENDING = 2
 _TIMEOUT = 30.0
 _POLL = 0.2
+# Seconds for which a program that ends waits for a check that is not there yet.
+_GRACE = 5.0
 _MOST_CONNECTIONS = 64
 _NAME = re.compile(r"step(\d{1,9})-rank(\d{1,9})\.dump")
 _OVER = re.compile(r"rank(\d{1,9})\.over")
@@ -120,7 +122,7 @@ class Sender:
         self._channel, self._timeout = channel, timeout
         self._waiting: queue.Queue[tuple[Message, Path | None] | None] = queue.Queue(pending)
         self._current: tuple[Message, Path | None] | None = None
-        self._reachable, self._closing = True, False
+        self._reachable, self._patient_until = True, float("inf")
         self._thread = OwnThread(self._run)
         self._thread.start()
 
@@ -134,8 +136,8 @@ class Sender:
 
     def close(self, rank: int) -> None:
         """Tells the other end that this rank has ended, waits a while for what is pending, and says what was lost."""
-        self._closing = True
         end = time.monotonic() + 2 * self._timeout
+        self._patient_until = time.monotonic() + min(_GRACE, self._timeout)
         for last in ((Message(OVER, 0, rank), None), None):
             with contextlib.suppress(queue.Full):
                 self._waiting.put(last, timeout=max(0.0, end - time.monotonic()))
@@ -179,7 +181,7 @@ class Sender:
                 return str(error)
             except Exception as error:  # the border: whatever the other end or the disk does, training goes on
                 why = f"{type(error).__name__}: {error}"
-                if not self._reachable or self._closing:
+                if not self._reachable or time.monotonic() >= self._patient_until:
                     return why
             if time.monotonic() >= end:
                 self._reachable = False
