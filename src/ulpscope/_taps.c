@@ -70,15 +70,17 @@ void table_clear(Table *table) {
     else if (table->used) memset(table->cells, 0, 4 * sizeof(uint64_t) * (table->mask + 1)), table->used = 0;
 }
 
-int grow(void *array, size_t *room, size_t count, size_t item) {
+int grow_from(const void *few, void *array, size_t *room, size_t count, size_t item) {
     if (count <= *room) return 0;
     size_t wanted = *room ? 2 * *room : 8;
     while (wanted < count) wanted *= 2;
-    void *larger = realloc(*(void **)array, wanted * item);
+    void *old = *(void **)array, *larger = old == few ? malloc(wanted * item) : realloc(old, wanted * item);
     if (!larger) return PyErr_NoMemory(), -1;
+    if (old && old == few) memcpy(larger, few, *room * item);
     *(void **)array = larger, *room = wanted;
     return 0;
 }
+int grow(void *array, size_t *room, size_t count, size_t item) { return grow_from(NULL, array, room, count, item); }
 static int append(Bytes *to, const void *data, size_t size) {
     if (grow(&to->data, &to->room, to->size + size, 1)) return -1;
     memcpy(to->data + to->size, data, size);
@@ -397,9 +399,13 @@ static PyType_Spec frames_spec = {
 
 /* --- calls and threads ------------------------------------------------------------------------------------------- */
 
+void drop_values(Call *c) {
+    if (c->values != c->few) free(c->values);
+    c->values = c->few, c->count = 0, c->room = sizeof c->few / sizeof *c->few;
+}
 static void call_dealloc(Call *c) {
     PyTypeObject *type = Py_TYPE(c);
-    free(c->values);
+    drop_values(c);
     Py_XDECREF(c->kind), Py_XDECREF(c->name), Py_XDECREF(c->module), Py_XDECREF(c->note), Py_XDECREF(c->phase);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(c);
     Py_DECREF(type);

@@ -7,7 +7,7 @@
 #include "_abi.h"
 #include "_measure.h"
 
-enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3 };
+enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3, FEW_VALUES = 6, FEW_EDGES = 4 };
 #define NONE32 0xFFFFFFFFu
 
 /* Words of Python, in the order of their spelling in _taps.c. */
@@ -35,6 +35,7 @@ int table_put(Table *, uint64_t, uint64_t, uint64_t, uint64_t);
 void table_empty(Table *);
 void table_clear(Table *);
 int grow(void *array, size_t *room, size_t count, size_t item);
+int grow_from(const void *few, void *array, size_t *room, size_t count, size_t item); /* of which the first stood elsewhere, in `few` */
 int64_t number_of(PyObject *owned);
 int truth_of(PyObject *owned);
 PyObject *tuple_at(PyObject *args, Py_ssize_t at);
@@ -70,9 +71,10 @@ typedef struct {
     long long index, seq, parent, origin, stack, thread, again, epoch, flags;
     long long named; /* where its name is, while its epoch lasts; or -1 */
     char wanted;
-    uint32_t *values; /* four each: slot, meta, measure, text */
+    uint32_t *values, few[4 * FEW_VALUES]; /* four each: slot, meta, measure, text; the first ones here */
     size_t count, room;
 } Call;
+void drop_values(Call *);
 
 enum { CALLS, MODULES, MODE, REGION, REDISPATCHED, GUARD, FREE, STATE_OBJECTS };
 typedef struct {
@@ -147,8 +149,8 @@ typedef struct {
     uint32_t places[ROLES][MOST_PLACES];
     Chain *chains;
     size_t chain_count, chain_room;
-    Table links, stacks, marked, codes, sites, shapes, names_met, texts_met;
-    PyObject *kept;    /* code objects, whose addresses are keys */
+    Table links, stacks, marked, codes, sites, shapes, names_met, texts_met, slots_met, scalars_met;
+    PyObject *kept;    /* code objects and names, whose addresses are keys */
     PyObject *nowhere; /* the empty path */
     Meta *metas;
     size_t meta_count, meta_room;
@@ -209,6 +211,14 @@ Mode *mode_alone(void); /* ours, borrowed, if it is on, is heard, and there is n
 Held take_mode_off(void);
 void put_mode_on(Held *);
 PyObject *learn_stack(PyObject *module, PyObject *mode);
+typedef struct {
+    PyObject *made;
+    int native, was;
+} Quiet;
+int unheard(Fast *, Quiet *);
+void heard_again(Quiet *);
+int64_t sequence_now(Fast *);
+int traces(Fast *);
 
 /* Of _taps_numbers.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
@@ -220,6 +230,7 @@ int64_t text_number(Fast *, int64_t entry);
 int64_t plain_entry(Fast *, PyObject *text);
 int64_t json_entry(Fast *, PyObject *json);
 int64_t slot_entry(Fast *, int role, PyObject *path);
+int64_t named_slot(Fast *, int role, PyObject *name);
 PyObject *place_path(Py_ssize_t at);
 int64_t place_entry(Fast *, int role, Py_ssize_t at);
 int64_t named_at(Fast *, PyObject *kind, PyObject *name);
@@ -257,14 +268,6 @@ int enter(Fast *, State *);
 void leave(Fast *, State *);
 int border(Fast *, PyObject *kind, PyObject *name, int is_backward);
 State *state_here(Fast *);
-typedef struct {
-    PyObject *made;
-    int native, was;
-} Quiet;
-int unheard(Fast *, Quiet *);
-void heard_again(Quiet *);
-int64_t sequence_now(Fast *);
-int traces(Fast *);
 int follows(Fast *, Call *);
 void drop_apis(Fast *);
 extern PyObject *asked_class; /* of our modes */
@@ -315,10 +318,9 @@ typedef struct {
     uint64_t sequence; /* of torch's own: another node may have come to lie where it was */
 } Edge;
 typedef struct {
-    PyObject_HEAD
-    Edge *list;
+    Edge *list, few[FEW_EDGES]; /* a list that points into itself: it is never copied */
     size_t count, room;
-    char native;
+    char native, are_known;
 } Edges;
 /* What a node leads to. */
 typedef struct {
@@ -331,13 +333,16 @@ typedef struct {
     int64_t number;
     uint64_t sequence;
 } Child;
-Edges *edges_of(Fast *, PyObject *args, PyObject *kwargs, int peek, int native);
+int find_edges(Fast *, Edges *, PyObject *args, PyObject *kwargs, int peek, int native);
+void drop_edges(Edges *);
+PyObject *new_edges(Fast *, PyObject *args, PyObject *kwargs, int peek); /* an object of Python, with its nodes as Python has them */
+Edges *edges_in(PyObject *); /* NULL where it is none */
 int wants_grad(Fast *, PyObject *value, Direct *, int *direct);
 int node_of(PyObject *value, Direct *, int native, void **node);
 int children_of(void *node, int native, Children *);
 int child_at(const Children *, size_t at, Child *);
 int find_edge(const Edges *, const Child *, int turn);
-PyObject *edges_table(Edges *, PyObject *none);
+PyObject *edges_table(const Edges *);
 
 /* Of _taps_backward.c. */
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);

@@ -128,12 +128,13 @@ typedef struct {
     PyObject *path, *sum;
     int edges, waiting;
 } Share;
+enum { FEW_SHARES = 2, FEW_PLACES = 2 };
 /* What has arrived of one backward of a call. */
 typedef struct Pass {
     PyObject_HEAD
     Fast *fast;
     Forward forward;
-    Share *shares;
+    Share *shares, few[FEW_SHARES];
     size_t count, room;
     int expected, left;
     Call *open;
@@ -148,7 +149,7 @@ typedef struct {
     Pass *pass;
     PyObject *outputs;
     int output, passed;
-    int *places; /* pairs: place, share */
+    int *places, few[2 * FEW_PLACES]; /* pairs: place, share; NULL before a root */
     size_t count, room;
 } Part;
 
@@ -248,7 +249,7 @@ static void pass_dealloc(Pass *p) {
     if (p->weak) PyObject_ClearWeakRefs((PyObject *)p);
     pass_reset(p);
     for (size_t i = 0; i < p->count; i++) Py_XDECREF(p->shares[i].path);
-    free(p->shares);
+    if (p->shares != p->few) free(p->shares);
     forward_drop(&p->forward);
     Py_XDECREF(p->fast);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(p);
@@ -256,7 +257,7 @@ static void pass_dealloc(Pass *p) {
 }
 static void part_dealloc(Part *part) {
     PyTypeObject *type = Py_TYPE(part);
-    free(part->places);
+    if (part->places != part->few) free(part->places);
     Py_XDECREF(part->pass), Py_XDECREF(part->outputs);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(part);
     Py_DECREF(type);
@@ -290,7 +291,7 @@ typedef struct {
 /* The graph keeps torch's own; those of Python are ours to keep. The first few are looked through, the others are in a table. */
 enum { FEW = 16 };
 typedef struct {
-    void **list;
+    void **list, *few[FEW];
     size_t count, room;
     Table met;
     int native;
@@ -300,7 +301,7 @@ static int meet(Nodes *nodes, void *node) {
         if (nodes->list[i] == node) return 0;
     int many = nodes->count >= FEW;
     if (many && table_find(&nodes->met, (uint64_t)node, 0, 0)) return 0;
-    if (grow(&nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || (many && table_put(&nodes->met,
+    if (grow_from(nodes->few, &nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list) || (many && table_put(&nodes->met,
         (uint64_t)node, 0, 0, 1))) return -1;
     nodes->list[nodes->count++] = nodes->native ? node : Py_NewRef((PyObject *)node);
     return 0;
@@ -343,18 +344,15 @@ static int hold(Fast *f, PyObject *value, PyObject *armed) {
 }
 /* While a hook is hung, `registrar` stands where torch asks a class for its way to put a hook into the table of a node. Ours
  * makes no handle, as nobody would hold it, and the hook is its own key. It may make nothing that the collector counts, who would
- * run the code of others meanwhile: what it answers, a table and no handle, is made before. */
-static PyObject *answer, *registrar, *entry;
+ * run the code of others meanwhile: what it answers is there before, always the same pair: a table and no handle. */
+static PyObject *answer, *spare, *registrar, *entry; /* spare: a table that no node has */
 static PyObject *enter_hook(PyObject *none, PyObject *const *args, Py_ssize_t count) {
-    PyObject *both = answer;
-    answer = NULL;
-    if (count != 2 || !both || (args[0] != Py_None && PyTuple_SetItem(both, 0, Py_NewRef(args[0]))) ||
-        PyObject_SetItem(PyTuple_GetItem(both, 0), args[1], args[1])) {
-        Py_XDECREF(both);
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "this torch hangs hooks in another way");
-        return NULL;
-    }
-    return both;
+    int good = count == 2 && spare, is_first = good && args[0] == Py_None;
+    if (good) good = !PyTuple_SetItem(answer, 0, Py_NewRef(is_first ? spare : args[0]));
+    if (good) good = !PyObject_SetItem(PyTuple_GetItem(answer, 0), args[1], args[1]);
+    if (is_first) Py_CLEAR(spare);
+    if (!good && !PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "this torch hangs hooks in another way");
+    return good ? Py_NewRef(answer) : NULL;
 }
 static PyObject *registrar_attribute(PyObject *self, char *name) { return Py_NewRef(entry); }
 static PyMethodDef enter_method = {"_register_hook", (PyCFunction)(void (*)(void))enter_hook, METH_FASTCALL, NULL};
@@ -399,15 +397,12 @@ static PyObject *new_table(void) {
     return made;
 }
 static PyObject *hang_natively(void *node, int before, PyObject *hook) {
-    PyObject *table = has_registrar() ? new_table() : NULL, *handle = NULL;
-    if (table && (answer = PyTuple_Pack(2, table, Py_None))) {
-        Py_DECREF(table);
-        handle = node_hang(node, before, hook, registrar);
-        Py_CLEAR(answer); /* where torch had no need of it */
-        return handle;
-    }
-    Py_XDECREF(table);
-    return NULL;
+    if (!has_registrar() || (!answer && !(answer = PyTuple_Pack(2, Py_None, Py_None))) || (!spare && !(spare = new_table()))) return NULL;
+    PyObject *handle = node_hang(node, before, hook, registrar);
+    int is_ours = handle && !PyTuple_SetItem(answer, 0, Py_NewRef(Py_None));
+    if (handle && !is_ours) PyErr_Clear();
+    if (!is_ours) Py_CLEAR(answer);
+    return handle;
 }
 static int hang(void *node, int native, int before, PyObject *hook) {
     PyObject *handle = native ? hang_natively(node, before, hook) : PyObject_CallMethodObjArgs((PyObject *)node,
@@ -426,25 +421,27 @@ static int add_place(Pass *p, Part **part, int place, PyObject *path) {
     size_t share = 0;
     while (share < p->count && PyObject_RichCompareBool(p->shares[share].path, path, Py_EQ) != 1) share++;
     if (share == p->count) {
-        if (grow(&p->shares, &p->room, p->count + 1, sizeof *p->shares)) return -1;
+        if (grow_from(p->few, &p->shares, &p->room, p->count + 1, sizeof *p->shares)) return -1;
         p->shares[p->count++] = (Share){Py_NewRef(path), NULL, 0, 0};
     }
     p->shares[share].edges++;
     if (!*part && !(*part = new_part(p, NULL, 0))) return -1;
-    if (grow(&(*part)->places, &(*part)->room, 2 * ((*part)->count + 1), sizeof(int))) return -1;
+    if (!(*part)->places) (*part)->places = (*part)->few, (*part)->room = 2 * FEW_PLACES;
+    if (grow_from((*part)->few, &(*part)->places, &(*part)->room, 2 * ((*part)->count + 1), sizeof(int))) return -1;
     (*part)->places[2 * (*part)->count] = place, (*part)->places[2 * (*part)->count + 1] = (int)share;
     (*part)->count++;
     return 0;
 }
 static Pass *new_pass(Fast *f, const Call *c) {
     Pass *p = (Pass *)PyType_GenericAlloc(pass_type, 0);
-    if (p) p->fast = (Fast *)Py_NewRef((PyObject *)f), p->forward = forward_of(c);
+    if (p) p->fast = (Fast *)Py_NewRef((PyObject *)f), p->forward = forward_of(c), p->shares = p->few, p->room = FEW_SHARES;
     return p;
 }
 static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, size_t root_count, const Edges *e) {
     Pass *p = new_pass(f, c);
     if (!p) return -1;
-    Nodes nodes = {.native = e->native};
+    Nodes nodes;
+    nodes.list = nodes.few, nodes.count = 0, nodes.room = FEW, nodes.met = (Table){0}, nodes.native = e->native;
     Children children = {0};
     Part *part = NULL;
     int status = -1;
@@ -478,7 +475,7 @@ static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, si
     status = 0;
 done:
     for (size_t i = 0; !nodes.native && i < nodes.count; i++) Py_DECREF((PyObject *)nodes.list[i]);
-    free(nodes.list);
+    if (nodes.list != nodes.few) free(nodes.list);
     table_empty(&nodes.met);
     Py_XDECREF(children.list), Py_XDECREF(part), Py_DECREF(p);
     return status;
@@ -515,8 +512,9 @@ done:
 }
 
 /* The nodes that made a result: those of the call, and, where there are none, older ones. */
+enum { FEW_ROOTS = 2 };
 typedef struct {
-    Root *list;
+    Root *list, few[FEW_ROOTS];
     size_t count, room;
     int older, native;
     int64_t sequence;
@@ -543,7 +541,7 @@ static int add_root(Fast *f, Roots *roots, PyObject *value, PyObject *path) {
         size_t at = 0;
         while (at < roots->count && roots->list[at].node != node) at++;
         if (at == roots->count) {
-            if (grow(&roots->list, &roots->room, at + 1, sizeof *roots->list)) status = -1;
+            if (grow_from(roots->few, &roots->list, &roots->room, at + 1, sizeof *roots->list)) status = -1;
             else roots->list[roots->count++] = (Root){roots->native ? node : Py_NewRef((PyObject *)node), Py_NewRef(value),
                 path ? PyDict_New() : NULL, (int)output};
             roots->older = older;
@@ -573,7 +571,7 @@ static int arm_passed(Fast *f, const Call *c, const Root *root, int native) {
 
 static int arm_slowly(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs, PyObject *result) {
     PyObject *number = PyLong_FromLongLong(sequence), *none = kwargs ? NULL : PyDict_New(), *done = NULL;
-    PyObject *table = e ? edges_table(e, NULL) : Py_NewRef(Py_None);
+    PyObject *table = e ? edges_table(e) : Py_NewRef(Py_None);
     if (number && table && (kwargs || none))
         done = PyObject_CallMethodObjArgs(f->given[BACKWARD], word[ARM_SLOWLY], (PyObject *)c, number, table, args,
             kwargs ? kwargs : none, result, NULL);
@@ -584,19 +582,24 @@ static int arm_slowly(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *ar
 int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs, PyObject *result) {
     if (f->node_order && PyUnicode_CompareWithASCIIString(c->kind, "Module"))
         return arm_slowly(f, c, sequence, e, args, kwargs, result); /* whose order is Python's to find */
-    Roots roots = {.sequence = sequence, .native = e ? e->native : is_graph_known()};
-    int status = is_plain(f, result) ? 0 : visit_leaves(f, result, f->nowhere, add_root_leaf, &roots);
+    Roots roots;
+    Edges own;
+    roots.list = roots.few, roots.count = 0, roots.room = FEW_ROOTS;
+    roots.sequence = sequence, roots.native = e ? e->native : is_graph_known(), roots.older = 0;
+    own.are_known = 0;
+    int status = is_tensor(f, result) ? add_root(f, &roots, result, NULL) : is_plain(f, result) ? 0 :
+        visit_leaves(f, result, f->nowhere, add_root_leaf, &roots);
     if (!status && roots.older)
         for (size_t i = 0; !status && i < roots.count; i++) status = arm_passed(f, c, roots.list + i, roots.native);
     else if (!status && roots.count) {
-        Edges *own = e ? NULL : edges_of(f, args, kwargs, 0, roots.native);
-        if (!e) e = own;
-        status = !e ? -1 : roots.count == 1 ? arm_single(f, c, sequence, roots.list, e) : 1;
+        if (!e && find_edges(f, &own, args, kwargs, 0, roots.native)) status = -1;
+        if (!e) e = &own;
+        if (!status) status = roots.count == 1 ? arm_single(f, c, sequence, roots.list, e) : 1;
         if (status == 1) status = arm_several(f, c, sequence, roots.list, roots.count, e);
-        Py_XDECREF(own);
+        if (own.are_known) drop_edges(&own);
     }
     drop_roots(&roots);
-    free(roots.list);
+    if (roots.list != roots.few) free(roots.list);
     return status;
 }
 
@@ -618,14 +621,14 @@ PyObject *fast_edges(Fast *f, PyObject *args) {
     PyObject *values, *named;
     int peek;
     if (!PyArg_ParseTuple(args, "O!O!p", &PyTuple_Type, &values, &PyDict_Type, &named, &peek)) return NULL;
-    return (PyObject *)edges_of(f, values, named, peek, 0); /* who may want them as Python has them */
+    return new_edges(f, values, named, peek);
 }
 PyObject *fast_arm(Fast *f, PyObject *args) {
     PyObject *call, *edges, *values, *named, *result;
     long long sequence;
     if (!PyArg_ParseTuple(args, "O!LOO!O!O", call_type, &call, &sequence, &edges, &PyTuple_Type, &values,
         &PyDict_Type, &named, &result)) return NULL;
-    if (arm(f, (Call *)call, sequence, Py_TYPE(edges) == edges_type ? (Edges *)edges : NULL, values, named, result))
+    if (arm(f, (Call *)call, sequence, edges_in(edges), values, named, result))
         return NULL;
     Py_RETURN_NONE;
 }

@@ -31,7 +31,7 @@ static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek
     if (leaf) edge.node = e->native ? tensor_impl(value) : Py_NewRef(value);
     else edge.number = direct ? tensor_output(&d) : number_of(GET(value, OUTPUT_NR));
     if (e->native && !leaf) edge.sequence = node_sequence(edge.node);
-    if (PyErr_Occurred() || grow(&e->list, &e->room, e->count + 1, sizeof *e->list)) {
+    if (PyErr_Occurred() || grow_from(e->few, &e->list, &e->room, e->count + 1, sizeof *e->list)) {
         if (!e->native) Py_DECREF((PyObject *)edge.node);
         return -1;
     }
@@ -48,42 +48,41 @@ static int add_leaf(Fast *f, void *to, PyObject *path, PyObject *leaf) {
     int tensor = is_tensor(f, leaf) ? 1 : is_plain(f, leaf) ? 0 : PyObject_IsInstance(leaf, f->given[TENSOR]);
     return tensor <= 0 ? tensor : add_edge(f, how->edges, leaf, path, how->peek);
 }
-Edges *edges_of(Fast *f, PyObject *args, PyObject *kwargs, int peek, int native) {
-    Edges *e = (Edges *)PyType_GenericAlloc(edges_type, 0);
+int find_edges(Fast *f, Edges *e, PyObject *args, PyObject *kwargs, int peek, int native) {
     Adding how = {e, peek};
     PyObject *key, *value, *path;
-    int failed = !e;
-    if (e) e->native = (char)native;
+    int failed = 0;
+    e->list = e->few, e->room = FEW_EDGES, e->count = 0;
+    e->native = (char)native, e->are_known = 1;
     for (Py_ssize_t at = 0, size = PyTuple_Size(args); !failed && at < size; at++) {
-        if (is_plain(f, value = PyTuple_GetItem(args, at))) continue;
+        value = PyTuple_GetItem(args, at);
+        if (!is_tensor(f, value) && is_plain(f, value)) continue;
         path = place_path(at);
         failed = !path || visit_leaves(f, value, path, add_leaf, &how);
         Py_XDECREF(path);
     }
     for (Py_ssize_t at = 0; !failed && kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
-        if (is_plain(f, value)) continue;
+        if (!is_tensor(f, value) && is_plain(f, value)) continue;
         path = PyTuple_Pack(1, key);
         failed = !path || visit_leaves(f, value, path, add_leaf, &how);
         Py_XDECREF(path);
     }
-    if (failed) Py_CLEAR(e);
-    return e;
+    if (failed) drop_edges(e);
+    return failed ? -1 : 0;
 }
-static void edges_dealloc(Edges *e) {
-    PyTypeObject *type = Py_TYPE(e);
+void drop_edges(Edges *e) {
     for (size_t i = 0; i < e->count; i++) {
         if (!e->native) Py_DECREF((PyObject *)e->list[i].node);
         Py_DECREF(e->list[i].path);
     }
-    free(e->list);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(e);
-    Py_DECREF(type);
+    if (e->list != e->few) free(e->list);
+    e->list = e->few, e->count = 0, e->are_known = 0;
 }
 /* As backward.py has them; of nodes of Python. */
-PyObject *edges_table(Edges *e, PyObject *none) {
+PyObject *edges_table(const Edges *e) {
     PyObject *table = PyDict_New();
     for (size_t i = 0; table && i < e->count; i++) {
-        Edge *edge = e->list + i;
+        const Edge *edge = e->list + i;
         PyObject *key = edge->number < 0 ? PyLong_FromVoidPtr(edge->node) : Py_BuildValue("(OL)",
             (PyObject *)edge->node, (long long)edge->number);
         PyObject *paths = key ? PyDict_GetItemWithError(table, key) : NULL, *made = paths ? Py_NewRef(paths) :
@@ -94,10 +93,26 @@ PyObject *edges_table(Edges *e, PyObject *none) {
     }
     return table;
 }
-static PyMethodDef edges_methods[] = {{"table", (PyCFunction)edges_table, METH_NOARGS, "Paths by edge."}, {NULL,
-    NULL, 0, NULL}};
+typedef struct {
+    PyObject_HEAD
+    Edges edges;
+} EdgesObject;
+PyObject *new_edges(Fast *f, PyObject *args, PyObject *kwargs, int peek) {
+    EdgesObject *e = (EdgesObject *)PyType_GenericAlloc(edges_type, 0);
+    if (e && find_edges(f, &e->edges, args, kwargs, peek, 0)) Py_CLEAR(e);
+    return (PyObject *)e;
+}
+Edges *edges_in(PyObject *object) { return Py_TYPE(object) == edges_type ? &((EdgesObject *)object)->edges : NULL; }
+static void edges_dealloc(EdgesObject *e) {
+    PyTypeObject *type = Py_TYPE(e);
+    drop_edges(&e->edges);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(e);
+    Py_DECREF(type);
+}
+static PyObject *table_of_edges(EdgesObject *e, PyObject *none) { return edges_table(&e->edges); }
+static PyMethodDef edges_methods[] = {{"table", (PyCFunction)table_of_edges, METH_NOARGS, "Paths by edge."}, {NULL, NULL, 0, NULL}};
 static PyType_Slot edges_slots[] = {{Py_tp_dealloc, edges_dealloc}, {Py_tp_methods, edges_methods}, {0, NULL}};
-PyType_Spec edges_spec = {"ulpscope._taps.Edges", sizeof(Edges), 0, Py_TPFLAGS_DEFAULT, edges_slots};
+PyType_Spec edges_spec = {"ulpscope._taps.Edges", sizeof(EdgesObject), 0, Py_TPFLAGS_DEFAULT, edges_slots};
 
 int children_of(void *node, int native, Children *to) {
     *to = (Children){node, native ? NULL : GET((PyObject *)node, NEXT_FUNCTIONS), 0};

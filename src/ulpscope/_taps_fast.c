@@ -157,7 +157,8 @@ static void fast_dealloc(Fast *f) {
     forget_values(f);
     fast_clear(f);
     drop_apis(f);
-    Table *tables[] = {&f->seen_at, &f->known, &f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->names_met, &f->texts_met, &f->distrusted, &f->keys};
+    Table *tables[] = {&f->seen_at, &f->known, &f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->names_met, &f->texts_met, &f->slots_met,
+        &f->scalars_met, &f->distrusted, &f->keys};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_empty(tables[i]);
     for (size_t i = 0; i < f->entry_count; i++) Py_XDECREF(f->entries[i].json);
     for (size_t i = 0; i < f->chain_count; i++) Py_XDECREF(f->chains[i].json);

@@ -16,8 +16,8 @@ static Call *new_call(Fast *f, PyObject *kind, PyObject *name, int phase) {
     c->kind = Py_NewRef(kind), c->name = Py_NewRef(name), c->module = PyUnicode_FromStringAndSize("", 0);
     c->phase = Py_NewRef(PyTuple_GetItem(f->given[PHASE_LIST], phase));
     c->seq = c->parent = c->origin = c->stack = c->named = -1;
-    c->wanted = 1;
-    c->epoch = f->epoch;
+    c->wanted = 1, c->epoch = f->epoch;
+    drop_values(c);
     return c;
 }
 int phase_of(const Fast *f, PyObject *phase) {
@@ -117,7 +117,7 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
 }
 
 static int add_value(Call *c, int64_t slot, const uint32_t row[3]) {
-    if (slot < 0 || grow(&c->values, &c->room, c->room ? 4 * (c->count + 1) : 16, sizeof *c->values)) return -1;
+    if (slot < 0 || grow_from(c->few, &c->values, &c->room, 4 * (c->count + 1), sizeof *c->values)) return -1;
     uint32_t *to = c->values + 4 * c->count++;
     to[0] = (uint32_t)slot;
     memcpy(to + 1, row, 3 * sizeof *row);
@@ -158,6 +158,9 @@ int show(Fast *f, Call *c, int role, PyObject *path, Py_ssize_t at, PyObject *va
 }
 
 int show_named(Fast *f, Call *c, int role, PyObject *key, PyObject *value) {
+    if (c->epoch != f->epoch || !(f->roles >> role & 1)) return 0;
+    if (PyUnicode_CheckExact(key) && (is_tensor(f, value) || is_plain(f, value)))
+        return show_at(f, c, named_slot(f, role, key), value, 0);
     PyObject *path = PyTuple_Pack(1, key);
     int failed = !path || show(f, c, role, path, 0, value, NULL, 0);
     Py_XDECREF(path);
@@ -196,8 +199,7 @@ int close_call(Fast *f, Call *c) {
     unsigned char small[4] = {(unsigned char)phase, (unsigned char)c->flags, 0, 0};
     memcpy(row, wide, 32), memcpy(row + 32, numbers, 36), memcpy(row + 68, small, 4);
     int failed = frames_commit((Frames *)f->given[FRAMES], row, c->values, 16 * c->count);
-    free(c->values); /* a closed call may live until its backward has run */
-    c->values = NULL, c->count = c->room = 0;
+    drop_values(c); /* a closed call may live until its backward has run */
     return failed;
 }
 
@@ -283,37 +285,6 @@ State *state_here(Fast *f) {
     return failed ? NULL : s;
 }
 
-/* No class and no mode of the program's hears what we ask, until `heard_again`, also with an exception set. */
-int unheard(Fast *f, Quiet *q) {
-    *q = (Quiet){0};
-    if ((q->native = silence_thread(&q->was))) return 0;
-    PyObject *made = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]), *done = made ? ASK(made, ENTER) : NULL;
-    if (!done) Py_CLEAR(made);
-    Py_XDECREF(done);
-    q->made = made;
-    return made ? 0 : -1;
-}
-void heard_again(Quiet *q) {
-    PyObject *kind, *error, *trace;
-    if (q->native) restore_thread(q->was);
-    if (!q->made) return;
-    PyErr_Fetch(&kind, &error, &trace);
-    Py_XDECREF(PyObject_CallMethodObjArgs(q->made, word[EXIT], Py_None, Py_None, Py_None, NULL));
-    Py_DECREF(q->made);
-    PyErr_Restore(kind, error, trace);
-}
-int64_t sequence_now(Fast *f) {
-    int64_t now = next_sequence();
-    return now >= 0 ? now : number_of(PyObject_CallNoArgs(f->given[SEQUENCE]));
-}
-/* Whether somebody writes down what is called. */
-int traces(Fast *f) {
-    int known = is_tracing();
-    if (known >= 0) return known;
-    PyObject *tracing = PyObject_CallNoArgs(f->given[TRACING]);
-    Py_XDECREF(tracing);
-    return tracing ? tracing != Py_None : -1;
-}
 /* Whether the backward of a call is wanted, and there will be one. */
 int follows(Fast *f, Call *c) {
     int follow = is_grad_on();
@@ -508,8 +479,9 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     long flags = facts->flags;
     Shown shown = {Py_NewRef(args), Py_XNewRef(kwargs), NULL, NULL};
     Call *c = NULL;
-    Edges *edges = NULL; /* found before the call where it writes over its arguments */
+    Edges edges; /* found before the call where it writes over its arguments */
     int follow = 0, entered = enter(f, s);
+    edges.are_known = 0;
     if (entered <= 0) goto end;
     if (!look(f, facts, w->sign, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0, 0);
     if (c && c->wanted) {
@@ -523,7 +495,7 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     }
     if (c && !PyErr_Occurred()) {
         follow = follows(f, c);
-        if (follow > 0 && writes) edges = edges_of(f, shown.args, shown.kwargs, 0, is_graph_known() && !f->node_order);
+        if (follow > 0 && writes) find_edges(f, &edges, shown.args, shown.kwargs, 0, is_graph_known() && !f->node_order);
     }
     if (PyErr_Occurred()) {
         follow = 0;
@@ -564,14 +536,15 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     if (result == Py_None && flags & MUTATES && PyTuple_Size(args)) given = PyTuple_GetItem(args, 0);
     int failed = (PyObject *)Py_TYPE(result) != f->given[TENSOR] && unheard(f, &quiet);
     if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, given, NULL, 1) || close_call(f, c);
-    if (!failed && follow > 0) failed = arm(f, c, sequence, edges, shown.args, shown.kwargs, given);
+    if (!failed && follow > 0) failed = arm(f, c, sequence, edges.are_known ? &edges : NULL, shown.args, shown.kwargs, given);
     if (failed && border(f, api_kind, api_name, 0)) Py_CLEAR(result);
     heard_again(&quiet);
     if (entered) leave(f, s);
 end:
     if (entered == 0 && !result && !PyErr_Occurred()) result = carry_out(w);
+    if (edges.are_known) drop_edges(&edges);
     drop(&shown);
-    Py_XDECREF((PyObject *)c), Py_XDECREF((PyObject *)edges), Py_XDECREF(api_kind), Py_XDECREF(api_name);
+    Py_XDECREF((PyObject *)c), Py_XDECREF(api_kind), Py_XDECREF(api_name);
     return result;
 }
 

@@ -144,7 +144,7 @@ static int show_parameters(Around *a, Call *c, PyObject *module) {
 
 typedef struct {
     Call *call;
-    Edges *edges;
+    Edges edges;
     PyObject *rest; /* the arguments without the module */
     int64_t sequence;
     int follow;
@@ -168,7 +168,7 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
     }
     if (!failed && a->records) {
         begun->follow = follows(f, c);
-        failed = begun->follow < 0 || (begun->follow && !(begun->edges = edges_of(f, begun->rest, kwargs, 1, is_graph_known())));
+        failed = begun->follow < 0 || (begun->follow && find_edges(f, &begun->edges, begun->rest, kwargs, 1, is_graph_known()));
     }
     if (!failed) {
         PyObject *stack = PyLong_FromLongLong(c->stack);
@@ -220,12 +220,13 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
         quiet = (Quiet){0};
         failed = entered < 0 || unheard(f, &quiet);
         if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, result, NULL, 0) || close_call(f, c);
-        if (!failed && begun.follow) failed = arm(f, c, begun.sequence, begun.edges, begun.rest, kwargs, result);
+        if (!failed && begun.follow) failed = arm(f, c, begun.sequence, &begun.edges, begun.rest, kwargs, result);
         heard_again(&quiet);
         if (failed && border_of(a, PyTuple_GetItem(args, 0))) Py_CLEAR(result);
         if (entered > 0) leave(f, s);
     }
-    Py_XDECREF((PyObject *)c), Py_XDECREF((PyObject *)begun.edges), Py_XDECREF(begun.rest);
+    if (begun.edges.are_known) drop_edges(&begun.edges);
+    Py_XDECREF((PyObject *)c), Py_XDECREF(begun.rest);
     return result;
 }
 static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {

@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 #endif
 
-enum { MOST_KEPT = 200000, SWEEP = 10000, MOST_FLAT = 64 };
+enum { MOST_KEPT = 200000, SWEEP = 10000, MOST_FLAT = 64, MOST_NAMES = 4096 };
 
 static int64_t indexed(PyObject *index, PyObject *key) {
     PyObject *found = PyDict_GetItemWithError(index, key);
@@ -72,6 +72,16 @@ int64_t slot_entry(Fast *f, int role, PyObject *path) {
     found = content ? dumped_entry(f, content) : -1;
     Py_XDECREF(name), Py_XDECREF(content);
     return found < 0 || index_put(f->slot_index[role], path, found) ? -1 : found;
+}
+/* Of an argument that is told by its name: of the first ones the address tells, as they are kept. */
+int64_t named_slot(Fast *f, int role, PyObject *name) {
+    uint64_t *met = table_find(&f->slots_met, (uint64_t)name, (uint64_t)role + 1, 0);
+    if (met) return (int64_t)*met;
+    PyObject *path = PyTuple_Pack(1, name);
+    int64_t found = path ? slot_entry(f, role, path) : -1;
+    Py_XDECREF(path);
+    if (found < 0 || f->slots_met.used >= MOST_NAMES) return found;
+    return PyList_Append(f->kept, name) || table_put(&f->slots_met, (uint64_t)name, (uint64_t)role + 1, 0, (uint64_t)found) ? -1 : found;
 }
 /* The path of a place, always the same object for the first ones: thousands of them wait in hooks. */
 PyObject *place_path(Py_ssize_t at) {
@@ -305,17 +315,19 @@ static int told_row(Fast *f, int method, PyObject *value, uint32_t row[3]) {
 
 /* A plain value whose texts are kept under a key. */
 static int kept_row(Fast *f, PyObject *index, PyObject *key, PyObject *value, uint32_t row[3]) {
-    PyObject *found = PyDict_GetItemWithError(index, key);
-    uint64_t both;
-    if (!found) {
+    /* The dictionary keeps the key that it was first given, so that its address stays its own. */
+    uint64_t *met = table_find(&f->scalars_met, (uint64_t)key, (uint64_t)index, 0), both = met ? *met : 0;
+    PyObject *found = met ? NULL : PyDict_GetItemWithError(index, key);
+    if (!met && !found) {
         PyObject *texts = PyErr_Occurred() ? NULL : PyObject_CallMethodObjArgs(f->given[MEASURER],
             word[SCALAR_TEXTS], value, NULL), *a, *b;
         if (!texts || !PyArg_ParseTuple(texts, "OO", &a, &b)) { Py_XDECREF(texts); return -1; }
         int64_t one = json_entry(f, a), two = one < 0 ? -1 : json_entry(f, b);
         Py_DECREF(texts);
         both = (uint64_t)one << 32 | (uint32_t)two;
-        if (two < 0 || index_put(index, key, (int64_t)both)) return -1;
-    } else both = PyLong_AsUnsignedLongLong(found);
+        if (two < 0 || index_put(index, key, (int64_t)both) || table_put(&f->scalars_met, (uint64_t)key, (uint64_t)index, 0, both))
+            return -1;
+    } else if (found) both = PyLong_AsUnsignedLongLong(found);
     int64_t type = text_number(f, (int64_t)(both >> 32)), text = text_number(f, (int64_t)(both & NONE32));
     row[0] = (uint32_t)type, row[1] = NONE32, row[2] = (uint32_t)text;
     return type < 0 || text < 0 ? -1 : 0;
@@ -659,6 +671,7 @@ void forget_step(Fast *f, int anew) {
         f->entry_count = f->named_count = 0;
         f->chain_count = 1, f->chains[0].bits = 0;
         memset(f->places, 0xFF, sizeof f->places);
-        table_empty(&f->links), table_empty(&f->names_met), table_empty(&f->texts_met);
+        table_empty(&f->links), table_empty(&f->names_met), table_empty(&f->texts_met), table_empty(&f->slots_met),
+            table_empty(&f->scalars_met);
     }
 }

@@ -410,3 +410,37 @@ PyObject *learn_thread(PyObject *module, PyObject *args) {
     thread.ready = thread.silent > 0 && thread.state && thread.set_state && thread.grad_enabled && thread.tracing && thread.excluded;
     return PyBool_FromLong(thread.ready);
 }
+
+/* --- with Python where it must be ---------------------------------------------------------------------------------- */
+
+/* No class and no mode of the program's hears what we ask, until `heard_again`, also with an exception set. */
+int unheard(Fast *f, Quiet *q) {
+    *q = (Quiet){0};
+    if ((q->native = silence_thread(&q->was))) return 0;
+    PyObject *made = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]), *done = made ? ASK(made, ENTER) : NULL;
+    if (!done) Py_CLEAR(made);
+    Py_XDECREF(done);
+    q->made = made;
+    return made ? 0 : -1;
+}
+void heard_again(Quiet *q) {
+    PyObject *kind, *error, *trace;
+    if (q->native) restore_thread(q->was);
+    if (!q->made) return;
+    PyErr_Fetch(&kind, &error, &trace);
+    Py_XDECREF(PyObject_CallMethodObjArgs(q->made, word[EXIT], Py_None, Py_None, Py_None, NULL));
+    Py_DECREF(q->made);
+    PyErr_Restore(kind, error, trace);
+}
+int64_t sequence_now(Fast *f) {
+    int64_t now = next_sequence();
+    return now >= 0 ? now : number_of(PyObject_CallNoArgs(f->given[SEQUENCE]));
+}
+/* Whether somebody writes down what is called. */
+int traces(Fast *f) {
+    int known = is_tracing();
+    if (known >= 0) return known;
+    PyObject *tracing = PyObject_CallNoArgs(f->given[TRACING]);
+    Py_XDECREF(tracing);
+    return tracing ? tracing != Py_None : -1;
+}

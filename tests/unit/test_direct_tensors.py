@@ -81,7 +81,10 @@ def test_one_storage_that_differs_is_enough(sample: int) -> None:
     assert {told[2] for told in storages} == {False, True}
     value, place, resizable = storages[sample]
     assert taps.C is not None
-    for wrong in ((value, place, not resizable), (value, storages[sample - 1][1], resizable)):
+    wrongs = [(value, storages[sample - 1][1], resizable)]
+    if sample < 7:  # the last alone tells the flag from a byte of its allocator's address
+        wrongs.append((value, place, not resizable))
+    for wrong in wrongs:
         assert not taps.C.learn_storage([*storages[:sample], wrong, *storages[sample + 1 :]])
     assert taps.C.learn_storage(storages)
 
