@@ -425,7 +425,7 @@ static PyMemberDef call_members[] = {
     {"again", T_LONGLONG, offsetof(Call, again), 0, NULL},
     {"epoch", T_LONGLONG, offsetof(Call, epoch), 0, NULL},
     {"flags", T_LONGLONG, offsetof(Call, flags), 0, NULL},
-    {"wanted", T_BOOL, offsetof(Call, wanted), 0, NULL},
+    {"wanted", T_BOOL, offsetof(Call, wanted), 0, NULL}, {"chosen", T_BOOL, offsetof(Call, chosen), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {Py_tp_members, call_members}, {0, NULL}};

@@ -70,7 +70,7 @@ typedef struct {
     PyObject *kind, *name, *module, *note, *phase;
     long long index, seq, parent, origin, stack, thread, again, epoch, flags;
     long long named; /* where its name is, while its epoch lasts; or -1 */
-    char wanted;
+    char wanted, chosen; /* chosen by its name; wanted, if its phase is too */
     uint32_t *values, few[4 * FEW_VALUES]; /* four each: slot, meta, measure, text; the first ones here */
     size_t count, room;
 } Call;

@@ -397,7 +397,8 @@ static PyObject *new_table(void) {
     return made;
 }
 static PyObject *hang_natively(void *node, int before, PyObject *hook) {
-    if (!has_registrar() || (!answer && !(answer = PyTuple_Pack(2, Py_None, Py_None))) || (!spare && !(spare = new_table()))) return NULL;
+    if (!answer && (answer = PyTuple_Pack(2, Py_None, Py_None))) PyObject_GC_UnTrack(answer); /* nobody else may hold it */
+    if (!has_registrar() || !answer || (!spare && !(spare = new_table()))) return NULL;
     PyObject *handle = node_hang(node, before, hook, registrar);
     int is_ours = handle && !PyTuple_SetItem(answer, 0, Py_NewRef(Py_None));
     if (handle && !is_ours) PyErr_Clear();

@@ -16,7 +16,7 @@ static Call *new_call(Fast *f, PyObject *kind, PyObject *name, int phase) {
     c->kind = Py_NewRef(kind), c->name = Py_NewRef(name), c->module = PyUnicode_FromStringAndSize("", 0);
     c->phase = Py_NewRef(PyTuple_GetItem(f->given[PHASE_LIST], phase));
     c->seq = c->parent = c->origin = c->stack = c->named = -1;
-    c->wanted = 1, c->epoch = f->epoch;
+    c->wanted = c->chosen = 1, c->epoch = f->epoch;
     drop_values(c);
     return c;
 }
@@ -95,13 +95,13 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
     int choice = phase <= 2 ? choice_of(f, c) : ALL_WANTED;
     if (choice < 0) { Py_DECREF(c); return NULL; }
     if (phase <= 2 && !f->all_free) {
-        int wanted = choice != NONE_WANTED && (phase ? f->backward : f->forward);
-        PyObject *number = wanted && choice == EACH_ASKED ? PyLong_FromLongLong(c->index) : NULL;
-        if (number) wanted = truth_of(PyObject_CallMethodObjArgs(f->given[SELECTION], word[WANTS], kind, name,
-            number, c->phase, NULL));
+        int chosen = choice != NONE_WANTED;
+        PyObject *number = choice == EACH_ASKED ? PyLong_FromLongLong(c->index) : NULL;
+        if (number) chosen = truth_of(PyObject_CallMethodObjArgs(f->given[SELECTION], word[WANTS], kind, name,
+            number, c->phase, c->module, NULL));
         Py_XDECREF(number);
-        if (wanted < 0 || PyErr_Occurred()) { Py_DECREF(c); return NULL; }
-        c->wanted = (char)wanted;
+        if (chosen < 0 || PyErr_Occurred()) { Py_DECREF(c); return NULL; }
+        c->chosen = (char)chosen, c->wanted = chosen && (phase ? f->backward : f->forward);
     }
     if (f->given[STACKS] != Py_None && (carries || choice != NONE_WANTED)) {
         int found = 0;
@@ -289,7 +289,7 @@ State *state_here(Fast *f) {
 int follows(Fast *f, Call *c) {
     int follow = is_grad_on();
     if (follow < 0) follow = truth_of(PyObject_CallNoArgs(f->given[GRAD_ENABLED]));
-    if (follow <= 0) return follow;
+    if (follow <= 0 || !c->epoch) return follow < 0 ? -1 : 0;
     int choice = choice_of(f, c);
     if (choice != EACH_ASKED) return choice < 0 ? -1 : choice == ALL_WANTED && f->backward;
     return truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER], word[WANTS_BACKWARD], (PyObject *)c, NULL));
@@ -304,7 +304,6 @@ const ApiFacts *facts_of(Fast *f, PyObject *api, size_t *number) {
     if (at) return f->apis + *at;
     PyObject *kind = GET(api, KIND), *name = kind ? GET(api, NAME) : NULL;
     long flags = name ? (long)number_of(GET(api, FAST)) : 0;
-    if (name && !f->all_free && !(flags & SIGNED) && !PyErr_Occurred() && selected(f, kind, name) == NONE_WANTED) flags |= LEFT_OUT;
     if (PyErr_Occurred() || grow(&f->apis, &f->api_room, f->api_count + 1, sizeof *f->apis) ||
         table_put(&f->apis_at, (uint64_t)api, 0, 0, f->api_count)) {
         Py_XDECREF(kind), Py_XDECREF(name);
@@ -312,6 +311,13 @@ const ApiFacts *facts_of(Fast *f, PyObject *api, size_t *number) {
     }
     f->apis[f->api_count] = (ApiFacts){Py_NewRef(api), kind, name, flags};
     return f->apis + f->api_count++;
+}
+/* Of the next calls of a function of which none is wanted nothing is made. */
+static void leave_out(Fast *f, const ApiFacts *facts, const Call *c) {
+    if (f->all_free || !c->epoch || facts->flags & (SIGNED | FUNCTIONAL) || c->name != facts->name || choice_of(f, c) != NONE_WANTED)
+        return;
+    uint64_t *at = table_find(&f->apis_at, (uint64_t)facts->api, 0, 0);
+    if (at) f->apis[*at].flags |= LEFT_OUT;
 }
 void drop_apis(Fast *f) {
     for (size_t i = 0; i < f->api_count; i++) Py_DECREF(f->apis[i].api), Py_DECREF(f->apis[i].kind), Py_DECREF(f->apis[i].name);
@@ -494,6 +500,7 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
             failed = show_named(f, c, INPUT, key, value);
     }
     if (c && !PyErr_Occurred()) {
+        leave_out(f, facts, c);
         follow = follows(f, c);
         if (follow > 0 && writes) find_edges(f, &edges, shown.args, shown.kwargs, 0, is_graph_known() && !f->node_order);
     }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import ulpscope
+from ulpscope.cli.main import cli
 from ulpscope.naming import call_text
 
 TRAIN = """
@@ -99,6 +102,30 @@ def test_a_program_without_torch_is_left_alone(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]"
     assert "nothing was recorded" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_where_no_asked_step_came_that_is_said(tmp_path: Path, script: Path) -> None:
+    done = run("capture", "-o", tmp_path / "run", "--steps", "77", "--", sys.executable, script)
+    assert done.returncode == 0
+    assert "none came to a step and a rank that were asked for" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    command = [
+        "capture",
+        "-o",
+        str(tmp_path / "a" / "run"),
+        "--",
+        sys.executable,
+        "-c",
+        f"open({str(tmp_path / 'ran')!r}, 'w')",
+    ]
+    found = CliRunner().invoke(cli, command)
+    assert "is not writable; choose another folder with -o" in f"{found.output}{found.exception}"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_users_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,9 @@ def test_empty_lists_and_tuples_are_told_alike(tmp_path: Path, monkeypatch: pyte
         {"skip": ["NormLayer", "Linear"], "phases": ["backward"]},
         {"only": ["Functional.linear.1.backward"]},
         {"scope": ["Functional.linear.1", "Functional.linear.3"], "skip": ["dropout"]},
+        {"skip": ["Functional.linear.1"], "phases": ["backward"]},
+        {"scope": ["Functional.linear.1", "Functional.linear.3"], "only": ["linear"]},
+        {"only": ["Module.encoder"], "skip": ["Module.encoder.layers.0"]},
     ],
     ids=str,
 )

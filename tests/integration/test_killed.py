@@ -62,7 +62,8 @@ torch.sin(torch.ones(3))
     subprocess.run([sys.executable, "-c", program, tmp_path / "run"], stderr=subprocess.DEVNULL, check=False)
     dump = ulpscope.open_dump(tmp_path / "run")
     assert dump.call("Torch.sin.0.forward").values[-1].stats is not None
-    assert (dump.ending == "complete") == how.startswith("raise")
+    endings = {"raise SystemExit(7)": "complete", "raise RuntimeError('boom')": "the program raised RuntimeError: boom"}
+    assert dump.ending.startswith(endings.get(how, "the process ended, or is still running"))
 
 
 def test_a_kill_before_the_tables_are_made_leaves_the_calls_too(tmp_path: Path) -> None:

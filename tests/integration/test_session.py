@@ -172,6 +172,40 @@ def test_a_filter_that_matches_nothing_is_said(tmp_path: Path, caplog: pytest.Lo
     assert "nothing matched 'gelu'" in ulpscope.open_dump(tmp_path).manifest.notes
 
 
+def test_a_filter_that_matches_nothing_in_many_steps_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    capture = ulpscope.Capture(tmp_path, only="gelu")
+    for _ in range(3):
+        capture.start()
+        torch.sin(X)
+        capture.stop()
+        capture.step()
+    capture.close()
+    assert caplog.text.count("nothing matched") == 1
+    for step in range(3):
+        assert "nothing matched 'gelu'" in ulpscope.open_dump(tmp_path / f"step{step}").manifest.notes
+
+
+def test_a_filter_that_matches_only_what_its_level_does_not_record_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ulpscope.capture(tmp_path, level="module", only="sin"):
+        torch.sin(X)
+    assert "nothing matched 'sin'" in caplog.text
+
+
+def test_a_program_may_hold_every_object_that_the_collector_knows(tmp_path: Path) -> None:
+    x, held = torch.ones(3, requires_grad=True), []
+    with ulpscope.capture(tmp_path):
+        for _ in range(3):
+            held.append(gc.get_objects())
+            torch.sin(x).sum().backward()
+    dump = ulpscope.open_dump(tmp_path)
+    assert not dump.manifest.notes
+    assert {f"Torch.sin.{index}.backward" for index in range(3)} <= {call_text(call.id) for call in dump.calls()}
+
+
 def test_phases_and_roles_leave_out_the_rest(tmp_path: Path) -> None:
     x = torch.ones(3, requires_grad=True)
     with ulpscope.capture(tmp_path / "b", phases=["backward"]):

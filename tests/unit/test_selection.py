@@ -49,18 +49,55 @@ def test_a_name_of_one_call_does_not_stand_for_the_tenth() -> None:
 def test_a_backward_is_wanted_as_its_forward_or_by_its_own_name() -> None:
     selection = Selection(capture_config({"only": ["Torch.relu.3.backward"]}))
     assert not selection.wants("Torch", "relu", 3, Phase.FORWARD)
-    assert selection.wants_backward("Torch", "relu", 3, forward_wanted=False)
-    assert not selection.wants_backward("Torch", "relu", 4, forward_wanted=False)
-    assert not Selection(capture_config({"phases": "forward"})).wants_backward("Torch", "relu", 3, forward_wanted=True)
+    assert selection.wants_backward("Torch", "relu", 3, chosen=False)
+    assert not selection.wants_backward("Torch", "relu", 4, chosen=False)
+    assert not Selection(capture_config({"phases": "forward"})).wants_backward("Torch", "relu", 3, chosen=True)
 
 
 def test_what_is_skipped_has_no_backward_either() -> None:
     selection = Selection(capture_config({"only": "Functional", "skip": ["linear", "Functional.relu.1.backward"]}))
     assert not selection.wants("Functional", "linear", 0, Phase.FORWARD)
-    assert not selection.wants_backward("Functional", "linear", 0, forward_wanted=False)
+    assert not selection.wants_backward("Functional", "linear", 0, chosen=False)
     assert selection.wants("Functional", "relu", 1, Phase.FORWARD)
-    assert not selection.wants_backward("Functional", "relu", 1, forward_wanted=True)
-    assert selection.wants_backward("Functional", "relu", 0, forward_wanted=True)
+    assert not selection.wants_backward("Functional", "relu", 1, chosen=True)
+    assert selection.wants_backward("Functional", "relu", 0, chosen=True)
+
+
+def test_a_backward_is_chosen_with_its_forward_also_where_forwards_are_not_recorded() -> None:
+    selection = Selection(capture_config({"skip": "Functional.relu.1", "phases": "backward"}))
+    for index, answer in enumerate((True, False, True)):
+        chosen = selection.wants("Functional", "relu", index, Phase.FORWARD)
+        assert chosen == answer
+        assert selection.wants_backward("Functional", "relu", index, chosen) == answer
+
+
+def test_a_backward_is_not_wanted_where_its_forward_is_skipped_or_outside_the_span() -> None:
+    skipped = Selection(capture_config({"only": "relu", "skip": "Functional.relu.1.forward"}))
+    assert not skipped.wants("Functional", "relu", 1, Phase.FORWARD)
+    assert not skipped.wants_backward("Functional", "relu", 1, chosen=False)
+    outside = Selection(capture_config({"only": "relu", "scope": ["Torch.sin.0", "Torch.sin.1"]}))
+    assert not outside.wants("Functional", "relu", 0, Phase.FORWARD)
+    assert not outside.wants_backward("Functional", "relu", 0, chosen=False)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside"),
+    [
+        ("model.layers.1", True),
+        ("Module.model.layers.1", True),
+        ("model.layers.1.mlp", True),
+        ("model.layers.10", False),
+        ("layers.1", False),
+        ("Module.mlp", False),
+    ],
+)
+def test_the_path_of_a_module_stands_for_the_calls_inside_it(pattern: str, inside: bool) -> None:
+    call = "Functional", "silu", 3, Phase.FORWARD, "model.layers.1.mlp"
+    only = Selection(capture_config({"only": pattern}))
+    assert only.wants(*call) is inside
+    assert only.unmatched() == ([] if inside else [pattern])
+    assert Selection(capture_config({"skip": pattern})).wants(*call) is not inside
+    assert not only.wants("Functional", "silu", 4, Phase.FORWARD)
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,10 @@ class Recorder(Threads):
         if modules:
             call.module = modules[-1][0]
             stop, above = modules[-1][2], modules[-1][3]
-        if phase is Phase.FORWARD:
-            call.wanted = self._selection.forward and self._selection.wants(kind, name, call.index, phase)
-        elif phase is Phase.BACKWARD or phase is Phase.PARAMETERS_GRAD:
-            call.wanted = self._selection.backward and self._selection.wants(kind, name, call.index, phase)
+        if phase in (Phase.FORWARD, Phase.BACKWARD, Phase.PARAMETERS_GRAD):
+            selection = self._selection
+            call.chosen = selection.wants(kind, name, call.index, phase, call.module)
+            call.wanted = call.chosen and (selection.forward if phase is Phase.FORWARD else selection.backward)
         if self._stacks is not None:
             if frame is not None:
                 call.stack = self._stacks.number(frame, stop, above)
@@ -226,7 +226,7 @@ class Recorder(Threads):
             self.trouble(call.name, trouble)
 
     def wants_backward(self, call: OpenCall) -> bool:
-        return self._selection.wants_backward(call.kind, call.name, call.index, call.wanted)
+        return call.epoch > 0 and self._selection.wants_backward(call.kind, call.name, call.index, call.chosen)
 
     def failed(self, why: str) -> None:
         """The writer has given up: the program goes on without it."""

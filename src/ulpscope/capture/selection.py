@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from ulpscope.config import CaptureConfig
-from ulpscope.naming import call_text
+from ulpscope.naming import MODULE, call_text
 from ulpscope.records import CallId, Phase, Role
 
 Numbers = tuple[int | tuple[int, int], ...]
+
+# With which names of calls begin; a name with a dot that begins otherwise is the path of a module.
+_KINDS = frozenset(
+    {"Aten", "Distributed", "Functional", "Init", "MindSpeed", "NPU", "Optimizer", "Tensor", "Torch", "VF"}
+)
 
 
 class Selection:
@@ -61,8 +66,9 @@ class Selection:
             return False
         return True if only and skip is False else None
 
-    def wants(self, kind: str, name: str, index: int, phase: Phase) -> bool:
-        """Whether a forward call is wanted by name and span. Called once for each call, in order, unless its name tells."""
+    def wants(self, kind: str, name: str, index: int, phase: Phase, module: str = "") -> bool:
+        """Whether a forward call is wanted by name, span, and the path of the module it is in. Called once for each call, in
+        order, unless its name tells."""
         named = self.of_name(kind, name)
         if named is not None:
             return named
@@ -79,19 +85,22 @@ class Selection:
                 self.matched.add(last)
             if not inside:
                 return False
-        if config.only and not self._any(config.only, kind, name, text):
+        if config.only and not self._any(config.only, kind, name, text, module):
             return False
-        return not (config.skip and self._any(config.skip, kind, name, text))
+        return not (config.skip and self._any(config.skip, kind, name, text, module))
 
-    def wants_backward(self, kind: str, name: str, index: int, forward_wanted: bool) -> bool:
-        """Whether the backward of a call is wanted: as its forward, or named by itself."""
+    def wants_backward(self, kind: str, name: str, index: int, chosen: bool) -> bool:
+        """Whether the backward of a call is wanted: as its forward was chosen, recorded or not, or named by itself."""
         named = self.of_name(kind, name)
         if not self.backward or named is not None:
             return self.backward and bool(named)
         text = call_text(CallId(kind, name, index, Phase.BACKWARD))
-        if self._any(self._config.skip, kind, name, text):
+        if any(_is_itself(pattern, kind, name, text) for pattern in self._config.skip):
             return False
-        return forward_wanted or self._any(self._config.only, kind, name, text)
+        if text in self._config.only:
+            self.matched.add(text)
+            return True
+        return chosen
 
     def unmatched(self) -> list[str]:
         """Names of the selection that no call ever had."""
@@ -105,14 +114,15 @@ class Selection:
             if _is_of_name(pattern, kind, name):
                 self.matched.add(pattern)
                 found = True
-            elif not found and pattern.startswith(f"{kind}.{name}."):
+            elif not found and (pattern.startswith(f"{kind}.{name}.") or (kind != MODULE and _path_in(pattern))):
                 found = None
         return found
 
-    def _any(self, patterns: tuple[str, ...], kind: str, name: str, text: str) -> bool:
+    def _any(self, patterns: tuple[str, ...], kind: str, name: str, text: str, module: str) -> bool:
         found = False
         for pattern in patterns:
-            if _is_named(pattern, kind, name, text) or _is_of_name(pattern, kind, name):
+            inside = kind != MODULE and _is_inside(_path_in(pattern), module)
+            if inside or _is_named(pattern, kind, name, text) or _is_of_name(pattern, kind, name):
                 self.matched.add(pattern)
                 found = True
         return found
@@ -133,7 +143,22 @@ def _is_of_name(pattern: str, kind: str, name: str) -> bool:
 
 
 def _is_path(pattern: str, kind: str, name: str) -> bool:
-    return kind == "Module" and pattern.removeprefix("Module.") in (name, name.rpartition(".")[0])
+    return kind == MODULE and pattern.removeprefix("Module.") in (name, name.rpartition(".")[0])
+
+
+def _is_itself(pattern: str, kind: str, name: str, text: str) -> bool:
+    """Whether a pattern is one call of a name, and not all of them."""
+    return _is_named(pattern, kind, name, text) and not _is_of_name(pattern, kind, name)
+
+
+def _path_in(pattern: str) -> str:
+    """The path of a module that a pattern may be, or nothing."""
+    head, dot, rest = pattern.partition(".")
+    return rest if head == MODULE else pattern if dot and head not in _KINDS else ""
+
+
+def _is_inside(path: str, module: str) -> bool:
+    return bool(path) and (module == path or module.startswith(f"{path}."))
 
 
 def _holds(numbers: Numbers, number: int) -> bool:

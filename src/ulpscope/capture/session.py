@@ -82,6 +82,8 @@ class Capture:
         self._environment: dict[str, Any] | None = None
         self._was_on = False
         self._claimed = False
+        # Names that matched nothing, which is said once.
+        self._missed: set[str] = set()
         self._copy = 0
         self._build()
 
@@ -154,7 +156,7 @@ class Capture:
             self._switch_off()
             self._was_on = False
             raise
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
         return self
 
     def stop(self) -> None:
@@ -206,7 +208,7 @@ class Capture:
             return
         if not self._writer.is_open:
             self._open_dump()
-            atexit.register(self.close)
+            atexit.register(self._at_exit)
         self._record_saved(name, value)
         if gradient:
             for path, leaf in self._recorder.measurer.leaves(value):
@@ -214,13 +216,21 @@ class Capture:
 
     def close(self) -> None:
         """Stops, ends the step and gives everything back. Called at exit too."""
+        self._close(None)
+
+    def _at_exit(self) -> None:
+        """What ended the program has ended the step too; at a prompt it has not."""
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self._close(error if self.started else None)
+
+    def _close(self, error: BaseException | None) -> None:
         if os.getpid() != self._pid:
             return
         self._stop()
-        self._finish_dump("complete")
+        self._finish_dump("complete", error)
         self._recorder.measurer.give_back()
         self._writer.shutdown()
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         if self._was_on and not self.dumps and self.config.steps:
             log.warning("nothing was recorded: the run ended at step %d, before the first asked one", self.current_step)
 
@@ -230,9 +240,7 @@ class Capture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._writer.is_open:
-            self._recorder.note(f"the program raised {type(error).__name__}: {error}"[:500])
-        self.close()
+        self._close(error)
         if error is None:
             self._end_if_full()
 
@@ -352,14 +360,19 @@ class Capture:
                     raise
                 self._copy += 1
 
-    def _finish_dump(self, state: str) -> None:
+    def _finish_dump(self, state: str, error: BaseException | None = None) -> None:
         if not self._writer.is_open:
             return
         if self._probe is not None and self._recorder.active:
             self._finish_calls(self._probe)
         for name in self._selection.unmatched():
             self._recorder.note(f"nothing matched {name!r}")
-            log.warning("step %d: nothing matched %r", self.current_step, name)
+            if name not in self._missed:
+                self._missed.add(name)
+                log.warning("step %d: nothing matched %r; `ulpscope show` lists names", self.current_step, name)
+        if error is not None:
+            state = "incomplete"
+            self._recorder.note(f"the program raised {type(error).__name__}: {error}"[:500])
         with self._at_work():
             self._recorder.measurer.finish_step()
             self._writer.close(self._manifest(state))
@@ -378,6 +391,8 @@ class Capture:
 
     def _manifest(self, state: str) -> dict[str, Any]:
         rank, world = self._place()
+        if self._environment is not None and self._environment["seeds"] != devices.seeds():
+            self._environment = layout.Fixed({**self._environment, "seeds": devices.seeds()})
         notes = [text if count == 1 else f"{text} ({count} times)" for text, count in self._recorder.notes.items()]
         return {
             "format": layout.FORMAT_VERSION,

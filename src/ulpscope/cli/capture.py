@@ -71,6 +71,7 @@ def capture(
     options["path"] = str(Path(path).resolve())
     checked = capture_config(options, config or "capture")
     _clear(Path(path), overwrite)
+    _refuse_unwritable(Path(path))
     environment = {
         **os.environ,
         OPTIONS_VARIABLE: json.dumps(checked.as_json()),
@@ -79,7 +80,7 @@ def capture(
     }
     code = _run(list(command), environment)
     if not quiet:
-        _report(Path(path))
+        _report(Path(path), some=bool(checked.steps or checked.ranks))
     sys.exit(code)
 
 
@@ -97,6 +98,13 @@ def _clear(run: Path, overwrite: bool) -> None:
             place.folder.parent.rmdir()
 
 
+def _refuse_unwritable(run: Path) -> None:
+    """Before the command runs for hours."""
+    folder = next(each for each in (run.absolute(), *run.absolute().parents) if each.exists())
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CaptureError(f"cannot write into {run}: {folder} is not writable; choose another folder with -o")
+
+
 def _run(command: list[str], environment: dict[str, str]) -> int:
     try:
         child = subprocess.Popen(command, env=environment)
@@ -109,14 +117,16 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _report(run: Path) -> None:
+def _report(run: Path, *, some: bool) -> None:
     try:
         dumps = [Dump(place.folder) for place in find_places(run)] if run.exists() else []
     except DumpError as error:
         click.echo(f"ulpscope: {error}", err=True)
         return
     if not dumps:
-        click.echo("ulpscope: nothing was recorded; no process below the command called torch", err=True)
+        why = "no process below the command called torch"
+        why += ", or none came to a step and a rank that were asked for" if some else ""
+        click.echo(f"ulpscope: nothing was recorded; {why}", err=True)
         return
     steps, ranks = len({dump.manifest.step for dump in dumps}), len({dump.manifest.rank for dump in dumps})
     calls = sum(len(dump) for dump in dumps)

@@ -21,6 +21,7 @@ class OpenCall:
 
     __slots__ = (
         "again",
+        "chosen",
         "epoch",
         "flags",
         "index",
@@ -50,7 +51,8 @@ class OpenCall:
         self.stack = -1
         self.thread = 0
         self.values: list[int] = []
-        self.wanted = True
+        # Asked for by name; and recorded, which its phase must be too.
+        self.chosen = self.wanted = True
         self.flags = 0
         self.note: str | None = None
         self.again = 0

@@ -6,6 +6,7 @@ thread and every importer is seen.
 
 from __future__ import annotations
 
+import ast
 import functools
 import types
 from collections.abc import Callable
@@ -63,6 +64,11 @@ def _calling(target: list[Callable[..., Any]], original: types.CodeType) -> type
     return code.replace(co_consts=constants, co_name=original.co_name, co_filename=__file__)
 
 
+# Tracebacks show this line where exchanged code passes a call on.
+def _shown(target: list[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return target[0](args, kwargs)  # ulpscope watches this call and runs it
+
+
 @functools.cache
 def _template(closure: tuple[str, ...]) -> types.CodeType:
     lines = ["def outer():"]
@@ -71,7 +77,9 @@ def _template(closure: tuple[str, ...]) -> types.CodeType:
     lines += [f"        if 0: {name}" for name in closure]
     lines += ["        target = '__target__'", "        return target[0](args, kwargs)", "    return inner"]
     scope: dict[str, Any] = {}
-    exec("\n".join(lines), scope)
+    tree = ast.parse("\n".join(lines))
+    ast.increment_lineno(tree, _shown.__code__.co_firstlineno + 2 - len(lines))
+    exec(compile(tree, __file__, "exec"), scope)
     code: types.CodeType = scope["outer"]().__code__
     assert code.co_freevars == closure, "a closure must keep its shape"
     return code

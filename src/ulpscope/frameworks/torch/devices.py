@@ -110,9 +110,14 @@ def environment() -> dict[str, Any]:
             "num_threads": torch.get_num_threads(),
             "grad_enabled": torch.is_grad_enabled(),
         },
-        "seeds": {"torch": torch.initial_seed()},
+        "seeds": seeds(),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+
+
+def seeds() -> dict[str, int]:
+    """What random numbers begin with; programs set it after they have first called torch."""
+    return {"torch": torch.initial_seed()}
 
 
 def _system() -> str:
