@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ulpscope.analyze.divergence import Finding, Status
 from ulpscope.analyze.exchange import KIND, is_group
 from ulpscope.compare.comparison import Code, Comparison, Evidence, Level
-from ulpscope.naming import call_text
-from ulpscope.records import Phase, Role, Value
+from ulpscope.naming import MODULE, call_text
+from ulpscope.records import CallId, Phase, Role, Value
 
 
 class Cause(enum.Enum):
@@ -23,6 +23,7 @@ class Cause(enum.Enum):
 
     NONE = "nothing differs"
     ALONE = "only one run has the call"
+    DTYPE = "another dtype"
     ARGUMENT = "an argument differs"
     PARAMETER = "a weight differs"
     OUTSIDE = "a value from outside differs"
@@ -46,6 +47,9 @@ _TEXTS = {
     "in a step or a call that was not recorded.",
     Cause.ALONE: "{call} is in one run only, so the runs did not do the same. Look for another version, another option or "
     "a branch that depends on the data; nothing after it can be compared fairly.",
+    Cause.DTYPE: "From {call} on the runs do not compute in the same dtype: {why}. That is not more than the coarser one rounds, but "
+    "calls in the dtype of both pass it on. Look for autocast, .to(), .half() or .bfloat16() there, or record the reference in the same "
+    "dtype.",
     Cause.ARGUMENT: "The two programs asked for different things: {why}. No kernel is to blame; make the argument the "
     "same and compare again.",
     Cause.PARAMETER: "The runs began with different weights: {why}. Load the same checkpoint, or use the same seed "
@@ -63,25 +67,31 @@ _TEXTS = {
 }
 
 
-def advise(first: Finding | None, *, reference: str, target: str, several: bool = False, alone: str = "") -> Advice:
-    """Advice on where a difference begins; `alone` names the first call that one run lacks, for when nothing else is.
+def advise(
+    first: Finding | None, *, reference: str, target: str, several: bool = False, alone: tuple[str, str] | None = None
+) -> Advice:
+    """Advice on where a difference begins; `alone` is a run, or a dump, and its first call that the other lacks, for when nothing else is.
 
     `reference` and `target` are the runs as they are written in a command; `several`: they hold more than one dump.
     """
     if first is None:
         cause = Cause.ALONE if alone else Cause.NONE
-        shown = tuple(f"ulpscope show {run} {alone}" for run in (target, reference)) if alone else ()
-        return Advice(cause, _TEXTS[cause].format(call=alone), shown)
+        shown = (f"ulpscope show {' '.join(alone)}",) if alone else ()
+        return Advice(cause, _TEXTS[cause].format(call=alone[1] if alone else ""), shown)
     cause = cause_of(first)
     name = call_text(first.call)
     place = f" --step {first.step} --rank {first.rank}" if several else ""
-    commands = [f"ulpscope show {target}{place} {name}"]
+    commands = [f"ulpscope show {reference if first.comparison.match.target is None else target}{place} {name}"]
     other = first.comparison.match.reference
-    if cause in (Cause.ARGUMENT, Cause.PARAMETER, Cause.OUTSIDE) and other is not None:
+    if cause is Cause.ALONE:
+        return Advice(cause, _TEXTS[cause].format(call=name), tuple(commands))
+    if cause in (Cause.ARGUMENT, Cause.PARAMETER, Cause.OUTSIDE, Cause.DTYPE) and other is not None:
         commands.append(f"ulpscope show {reference}{place} {call_text(other.id)}")
     elif not any(each.evidence is Evidence.ELEMENTS for each in first.comparison.values):
         # Statistics say that a tensor differs, elements say where.
-        commands.append(f"ulpscope capture -o NEW --tensors --steps {first.step} --only {first.call.name} -- COMMAND")
+        inside = first.call.kind == MODULE  # by its path, with the calls inside it
+        only = f"--level mix --only {first.call.name.rpartition('.')[0]}" if inside else f"--only {first.call.name}"
+        commands.append(f"ulpscope capture -o NEW --tensors --steps {first.step} {only} -- COMMAND")
     return Advice(cause, _TEXTS[cause].format(call=name, why=first.text), tuple(commands))
 
 
@@ -92,13 +102,15 @@ def cause_of(finding: Finding) -> Cause:
     outs = [each for each in values if each.slot.role is Role.OUTPUT]
     if finding.status is Status.UNMATCHED:
         return Cause.ALONE
+    if finding.status is Status.DTYPE:
+        return Cause.DTYPE
     if finding.status is Status.SOURCE:
         if any({Code.ARGUMENT, Code.TYPE} & set(each.verdict.codes) and not is_group(each) for each in ins):
             return Cause.ARGUMENT
         differing = [each for each in ins if each.verdict.level is Level.FAIL]
         if finding.call.kind == KIND and not differing:
             return Cause.COMMUNICATION
-        return Cause.PARAMETER if differing and _is_parameter(differing[0]) else Cause.OUTSIDE
+        return Cause.PARAMETER if differing and _is_parameter(finding.call, differing[0]) else Cause.OUTSIDE
     if finding.call.kind == KIND:
         return Cause.COMMUNICATION
     if any(_turned_wild(each) for each in outs) and not any(_is_wild(each.target) for each in ins):
@@ -106,10 +118,10 @@ def cause_of(finding: Finding) -> Cause:
     return Cause.BACKWARD if finding.call.phase is Phase.BACKWARD else Cause.FORWARD
 
 
-def _is_parameter(each: Comparison) -> bool:
-    """A weight: listed as one, or an input that wants a gradient, which no recorded call wrote."""
-    value = each.target
-    return each.slot.role is Role.PARAMETERS or (value is not None and value.requires_grad is True)
+def _is_parameter(call: CallId, each: Comparison) -> bool:
+    """A weight: listed as one, or an input that wants a gradient, which no recorded call wrote. Those of a module are listed."""
+    wants_grad = each.target is not None and each.target.requires_grad is True
+    return each.slot.role is Role.PARAMETERS or (wants_grad and call.kind != MODULE)
 
 
 def _turned_wild(each: Comparison) -> bool:

@@ -13,44 +13,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ulpscope.analyze.beginnings import Beginnings, marks_of
 from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, is_inside, parts_of
+from ulpscope.analyze.rounding import coarsest, is_rounding, limit_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import CallId, Phase, Role, Value
+from ulpscope.naming import MODULE, call_text, slot_text
+from ulpscope.records import CallId, Phase, Role
 
-# A correct kernel may round its output and every partial result of a long sum; the sum itself is kept in float32 or better.
-_OUTPUT_ROUNDINGS = 8.0
-_SUM_ROUNDINGS = 256.0
-_SUM_ROUND_OFF = 2.0**-24
-# How much more relative error than its inputs a well-behaved call may have.
-_GAIN = 16.0
 _MOST = 10
-# Calls whose output may be small because a factor is: nothing cancels there.
-_SCALES = frozenset({"mul", "rmul", "imul", "div", "idiv", "truediv", "rtruediv", "itruediv", "multiply", "divide"})
-# A mask is filled with the largest number there is: its size says nothing.
-_FILLED = 1e30
 # Calls that make much of the smallest elements, whose errors the length of a tensor does not show.
 _UNEVEN = frozenset(
-    [
-        "addcdiv",
-        "div",
-        "idiv",
-        "rdiv",
-        "truediv",
-        "rtruediv",
-        "itruediv",
-        "divide",
-        "true_divide",
-        "log",
-        "log2",
-        "log10",
-        "sign",
-        "sgn",
-        "angle",
-        "atan2",
-        "normalize",
-    ]
-)
+    ["addcdiv", "div", "idiv", "rdiv", "truediv", "rtruediv", "itruediv", "divide", "true_divide", "log", "log2", "log10", "sign", "sgn",
+     "angle", "atan2", "normalize"]
+)  # fmt: skip
 # Calls that make or overwrite memory without computing: what their output holds before that is not a result.
 _MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})
 # Calls that write their first argument without reading it.
@@ -78,6 +53,7 @@ class Status(enum.Enum):
     INTRODUCED = "introduced"
     INHERITED = "inherited"
     SOURCE = "differs before any call"
+    DTYPE = "another dtype"
     UNMATCHED = "unmatched"
     UNKNOWN = "unknown"
 
@@ -123,6 +99,7 @@ class Divergence:
     only_reference: int = 0
     only_target: int = 0
     unknown: list[tuple[str, str]] = field(default_factory=list)
+    unknown_count: int = 0
     passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None
 
@@ -132,9 +109,14 @@ class Divergence:
         return self.findings[0] if self.findings else None
 
     @property
+    def differs(self) -> bool:
+        """Something was introduced, or came in different."""
+        return bool(self.findings or self.statuses[Status.INHERITED])
+
+    @property
     def agrees(self) -> bool:
         """Nothing was introduced, nothing came in different, nothing is alone."""
-        return not (self.findings or self.only_reference or self.only_target or self.statuses[Status.INHERITED])
+        return not (self.differs or self.only_reference or self.only_target)
 
 
 def diverge(comparisons: Iterable[CallComparison], *, step: int = 0, rank: int = 0) -> Divergence:
@@ -158,6 +140,7 @@ class Search:
         self._backward: dict[int, int] = {}
         self._forward_parent: dict[int, int] = {}
         self._begun: dict[int, Status] = {}
+        self._beginnings = Beginnings(self._above)
 
     def see(self, comparison: CallComparison) -> Status:
         """Counts a call and says what it is."""
@@ -168,10 +151,16 @@ class Search:
         for each in (*ins, *outs):
             found.levels[each.verdict.level] += 1
             found.evidence[each.evidence] += 1
+            if _is_unknown(each):
+                found.unknown_count += 1
+                if len(found.unknown) < _MOST:
+                    text = f"{_slot(each)}: {each.verdict.text}"
+                    found.unknown.append((call_text(comparison.match.call.id), text))
         finding = self._status(comparison, ins, outs)
         found.statuses[finding.status] += 1
         self._note(comparison, finding)
         self._remember(comparison, outs)
+        self._beginnings.see(comparison)
         return finding.status
 
     def result(self) -> Divergence:
@@ -184,7 +173,26 @@ class Search:
             found.statuses[Status.INHERITED] += 1
         inner = (each for each in found.findings if each.comparison.match.call.seq not in outer)
         found.findings = sorted(inner, key=lambda each: each.comparison.match.call.seq)
+        self._begin()
         return found
+
+    def _begin(self) -> None:
+        """Where no call introduced it, or only a module around, it began with a call that is alone, or in another dtype."""
+        found, begins = self.found, self._beginnings.first
+        if begins is None or not found.differs:
+            return
+        match = begins.comparison.match
+        around = set() if match.target is None else set(self._above(match.call.seq))
+        if any(each.call.kind != MODULE or each.comparison.match.call.seq not in around for each in found.findings):
+            return
+        for each in found.findings:
+            found.statuses[each.status] -= 1
+            found.statuses[Status.INHERITED] += 1
+        ins, outs = _parted(begins.comparison)
+        into, out = (None, None) if begins.alone else (_most(ins), _most(outs))
+        limit = limit_of(match.call.id, ins, outs, into)
+        status = Status.UNMATCHED if begins.alone else Status.DTYPE
+        found.findings = [self._finding(status, begins.comparison, into, out, limit, begins.text)]
 
     def _above(self, seq: int) -> Iterator[int]:
         """The calls around a call: its modules, for a backward call the backward of the modules of its forward call."""
@@ -206,7 +214,7 @@ class Search:
             self._parent[call.seq] = call.parent
         for each in outs:
             if each.target is not None:
-                self._written.update(_marks(each.target))
+                self._written.update(marks_of(each.target))
             self._dirty = self._dirty or each.verdict.level is Level.FAIL
         if call.id.phase is Phase.FORWARD:
             dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in comparison.values)
@@ -229,7 +237,7 @@ class Search:
         saved_dirty, saved = self._saved(call)
         into, out = _most(ins), _most(outs)
         into = None if into is None or saved is None else max(into, saved)
-        limit = _limit(call, ins, outs, into)
+        limit = limit_of(call, ins, outs, into)
         if changed is not None:
             text = f"{_slot(changed)} is {changed.verdict.text}"
             return self._finding(Status.SOURCE, comparison, into, out, limit, text)
@@ -253,7 +261,7 @@ class Search:
         given = [each for part in parts for each in part.given]
         taken = [each for part in parts for each in part.taken]
         into, out = _most(given), _most(taken)
-        limit = _limit(match.call.id, given, taken, into)
+        limit = limit_of(match.call.id, given, taken, into)
         gave, got = _side(given), _side(taken)
         rounded = gave is Side.AGREES and out is not None and out <= limit
         if rounded and got is Side.DIFFERS:
@@ -333,10 +341,13 @@ class Search:
         for each in ins if call.phase is Phase.FORWARD else ():
             if each.verdict.level is not Level.FAIL or each.target is None or not each.target.is_tensor:
                 continue
-            if _is_rounding(each):
+            if is_rounding(each):
                 continue
-            # Where values have no identity, a call that was not recorded may have passed a difference on.
-            if self._written.isdisjoint(_marks(each.target)) and (each.target.measure is not None or not self._dirty):
+            # Between modules, and where values have no identity, a call that was not recorded may have passed a difference on.
+            between = call.kind == MODULE and each.slot.role is not Role.PARAMETERS
+            sure = each.target.measure is not None and not between
+            begun = self._dirty or (between and self._beginnings.first is not None)
+            if self._written.isdisjoint(marks_of(each.target)) and (sure or not begun):
                 return each
         return None
 
@@ -366,47 +377,9 @@ class Search:
             found.only_target += comparison.match.reference is None
             if len(found.alone) < _MOST:
                 found.alone.append((call_text(call.id), finding.text))
-        elif finding.status is Status.UNKNOWN and len(found.unknown) < _MOST:
-            found.unknown.append((call_text(call.id), finding.text))
         heavier = found.worst is None or (finding.output_error or 0.0) > (found.worst.output_error or 0.0)
         if finding.output_error and heavier:
             found.worst = finding
-
-
-def _limit(call: CallId, ins: Sequence[Comparison], outs: Sequence[Comparison], into: float | None) -> float:
-    rounding = max(_coarsest(ins), _coarsest(outs))
-    kept = _cancelled(ins, outs)
-    return (1.0 if call.name.strip("_") in _SCALES else kept) * _rounded(rounding) + kept * _GAIN * (into or 0.0)
-
-
-def _is_rounding(each: Comparison) -> bool:
-    """Whether one call of correct arithmetic may have made the difference."""
-    return each.error is not None and each.error <= _rounded(each.rounding)
-
-
-def _rounded(rounding: float) -> float:
-    """What rounding alone may make of a value in one call."""
-    return _OUTPUT_ROUNDINGS * rounding + _SUM_ROUNDINGS * min(rounding, _SUM_ROUND_OFF)
-
-
-def _cancelled(ins: Sequence[Comparison], outs: Sequence[Comparison]) -> float:
-    """How much smaller the output is than its inputs: a difference or sum of large numbers keeps their errors."""
-    small = [size for each in outs if (size := _size(each.reference, 0))]
-    if not small:
-        return 1.0
-    numel = min(math.prod(each.reference.shape or ()) for each in outs if each.reference is not None)
-    large = [size for each in ins if (size := _size(each.reference, numel))]
-    return max(1.0, max(large) / min(small)) if large else 1.0
-
-
-def _size(value: Value | None, numel: int) -> float | None:
-    """The root mean square of a tensor; where it is summed down to `numel` elements, that of such a sum."""
-    stats = value.stats if value is not None else None
-    norm = stats.norm if stats is not None else None
-    if norm is None or not norm < _FILLED or value is None or not value.shape:
-        return None
-    count = math.prod(value.shape)
-    return norm / math.sqrt(min(count, numel) or count) if count else None
 
 
 def _most(values: Sequence[Comparison]) -> float | None:
@@ -436,13 +409,6 @@ def _parted(comparison: CallComparison) -> tuple[list[Comparison], list[Comparis
     return ins, [] if name in _MEMORY else outs
 
 
-def _marks(value: Value) -> tuple[object, ...]:
-    """What tells that a value is one that a call wrote: its measure, or its numbers where it was measured again."""
-    stats = value.stats
-    numbers = None if stats is None else (stats.max, stats.min, stats.mean, stats.norm, stats.zero_count)
-    return (value.measure, (numbers, value.checksum)) if value.measure is not None else ((numbers, value.checksum),)
-
-
 def _is_tensor(each: Comparison) -> bool:
     left, right = each.reference, each.target
     return (left is not None and left.shape is not None) or (right is not None and right.shape is not None)
@@ -451,7 +417,7 @@ def _is_tensor(each: Comparison) -> bool:
 def _side(values: Iterable[Comparison]) -> Side:
     tensors = [each for each in values if _is_tensor(each)]
     levels = {each.verdict.level for each in tensors}
-    if any(each.verdict.level is Level.FAIL and not _is_rounding(each) for each in tensors):
+    if any(each.verdict.level is Level.FAIL and not is_rounding(each) for each in tensors):
         return Side.DIFFERS
     return Side.UNKNOWN if levels & {Level.UNKNOWN, Level.UNMATCHED} else Side.AGREES
 
@@ -460,15 +426,11 @@ def _changed(ins: Sequence[Comparison]) -> Comparison | None:
     """The first argument that is another one in the target."""
     for each in ins:
         codes = each.verdict.codes
-        if (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(_coarsest(ins), each))) and not is_group(
+        if (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(coarsest(ins), each))) and not is_group(
             each
         ):
             return each
     return None
-
-
-def _coarsest(values: Iterable[Comparison]) -> float:
-    return max([each.rounding for each in values], default=0.0)
 
 
 def _same_in(rounding: float, each: Comparison) -> bool:
@@ -480,12 +442,14 @@ def _same_in(rounding: float, each: Comparison) -> bool:
 
 
 def _unknown(outs: Iterable[Comparison]) -> Comparison | None:
-    """The first result that was not measured. An object that is no tensor and holds none is no result."""
-    for each in outs:
-        failed = any(value is not None and value.error is not None for value in (each.reference, each.target))
-        if each.verdict.level is Level.UNKNOWN and (failed or _is_tensor(each)):
-            return each
-    return None
+    """The first result that was not measured."""
+    return next((each for each in outs if _is_unknown(each)), None)
+
+
+def _is_unknown(each: Comparison) -> bool:
+    """Whether a value was not measured. Of an object that is no tensor and holds none there is nothing to measure."""
+    failed = any(value is not None and value.error is not None for value in (each.reference, each.target))
+    return each.verdict.level is Level.UNKNOWN and (failed or _is_tensor(each))
 
 
 def _slot(each: Comparison) -> str:

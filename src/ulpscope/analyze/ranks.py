@@ -86,7 +86,7 @@ def origin(divergences: Iterable[Divergence]) -> Origin:
         return _Walk(steps[earliest]).origin()
     # Without a finding nothing is to be ordered.
     ranks = {rank for step in steps.values() for rank in step}
-    differ = {rank for step in steps.values() for rank, each in step.items() if _differs(each)}
+    differ = {rank for step in steps.values() for rank, each in step.items() if each.differs}
     return Origin(ranks=tuple(sorted(differ)), clean=tuple(sorted(ranks - differ)))
 
 
@@ -276,7 +276,7 @@ class _Walk:
     def _answer(self) -> Origin:
         found = sorted(self._found, key=lambda each: each.order)
         free = [each.finding for each in found if not each.preceded]
-        differ = tuple(rank for rank, walker in self._ranks.items() if walker.differs or _differs(walker.divergence))
+        differ = tuple(rank for rank, walker in self._ranks.items() if walker.differs or walker.divergence.differs)
         return Origin(
             free[0] if free else None,
             tuple(free[1:]),
@@ -301,10 +301,6 @@ def _walker(divergence: Divergence) -> _Rank:
         else:
             own.append(finding)
     return _Rank(divergence, iter(divergence.passings), own, others)
-
-
-def _differs(divergence: Divergence) -> bool:
-    return bool(divergence.findings or divergence.statuses[Status.INHERITED])
 
 
 def _by_call(findings: Iterable[Finding]) -> list[tuple[str, list[int]]]:

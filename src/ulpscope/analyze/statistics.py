@@ -27,6 +27,7 @@ _VERDICTS = {
     Status.ROUNDING: Verdict.WITHIN,
     Status.INTRODUCED: Verdict.INTRODUCED,
     Status.SOURCE: Verdict.TOLD,
+    Status.DTYPE: Verdict.TOLD,
     Status.INHERITED: Verdict.INHERITED,
     Status.UNMATCHED: Verdict.UNKNOWN,
     Status.UNKNOWN: Verdict.UNKNOWN,

@@ -151,6 +151,7 @@ def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
         found = target.stack(match.target) if match.target is not None else []
         stacks[match.call.seq] = tuple(found)
     endings = [f"{dump.folder}: {dump.ending}" for dump in (reference, target) if dump.ending != "complete"]
+    endings += _other_calls(reference, target)
     return UnitOutcome(divergence, stacks, tuple(endings), tuple(_surroundings(reference, target)), tuple(artefacts))
 
 
@@ -170,6 +171,14 @@ def _with_progress(calls: Iterator[CallComparison], total: int) -> Iterator[Call
             if number % 64 == 0:
                 bar.update(task, completed=number)
             yield call
+
+
+def _other_calls(reference: Dump, target: Dump) -> Iterator[str]:
+    """Why one of two dumps of the same program may have calls that the other lacks."""
+    left, right = reference.manifest.config, target.manifest.config
+    for key in ("level", "only", "skip", "scope", "phases"):
+        if key in left and key in right and left[key] != right[key]:
+            yield f"recorded with other options, {key} {left[key]} and {right[key]}: calls that only one has are left out"
 
 
 _IGNORED = frozenset({"command", "time", "started", "host", "hostname", "pid", "path", "cwd"})
@@ -214,8 +223,12 @@ def _write(folder: Path, document: dict[str, Any]) -> Path | None:
 
 
 def _advice(outcome: Outcome) -> Advice:
-    alone = next((name for unit in outcome.units for name, _ in unit.divergence.alone), "")
     several = len(outcome.units) > 1
+    alone = None
+    for unit in reversed(outcome.units):
+        for name, why in unit.divergence.alone[:1]:
+            run = outcome.target if why.startswith("the reference") else outcome.reference
+            alone = (f"{run} --step {unit.divergence.step} --rank {unit.divergence.rank}" if several else run), name
     return advise(outcome.first, reference=outcome.reference, target=outcome.target, several=several, alone=alone)
 
 

@@ -54,7 +54,8 @@ def show(
         return
     rows = [row for row, call in enumerate(ids) if phase in (None, call.phase.value)]
     if name is not None:
-        rows = [row for row in rows if _matches(name, ids[row])]
+        modules = dump.modules()
+        rows = [row for row in rows if _matches(name, ids[row], modules[row])]
         if not rows:
             raise DumpError(f"no call in {dump.folder} matches {name!r}.{did_you_mean(name, map(call_text, ids))}")
     shown = [dump.nth(row) for row in (rows[:limit] if limit else rows)]
@@ -64,8 +65,8 @@ def show(
     _print_text(dumps, dump, shown, len(rows), brief=name is not None)
 
 
-def _matches(name: str, call: CallId) -> bool:
-    return name.lower() in call_text(call).lower()
+def _matches(name: str, call: CallId, module: str) -> bool:
+    return name.lower() in call_text(call).lower() or module == name or module.startswith(f"{name}.")
 
 
 def _print_text(dumps: list[Dump], dump: Dump, shown: list[CallRecord], total: int, *, brief: bool) -> None:

@@ -101,10 +101,13 @@ class Outcome:
     def answer(self) -> Answer:
         if not self.calls or sum(self.alone) == self.calls:
             return Answer.NOTHING
-        if self.only_reference or self.only_target or not all(unit.divergence.agrees for unit in self.units):
-            return Answer.DIFFERS
         cut = any(unit.endings for unit in self.units)
-        return Answer.INCOMPLETE if cut or self.levels[Level.UNKNOWN] else Answer.AGREES
+        alone = bool(self.only_reference or self.only_target or sum(self.alone))
+        # What a run that was cut off lacks is no difference.
+        if any(unit.divergence.differs for unit in self.units) or (alone and not cut):
+            return Answer.DIFFERS
+        unknown = any(unit.divergence.unknown_count for unit in self.units)
+        return Answer.INCOMPLETE if cut or unknown else Answer.AGREES
 
     def stack(self, finding: Finding) -> tuple[Frame, ...]:
         """The Python stack of a finding's call, innermost first; empty where none was recorded."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.analyze.advice import Advice
-from ulpscope.analyze.divergence import Finding, Status
+from ulpscope.analyze.divergence import Divergence, Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Level
 from ulpscope.compare.verdict import ROUNDINGS
-from ulpscope.naming import call_text, slot_text
+from ulpscope.naming import MODULE, call_text, slot_text
 from ulpscope.records import Frame, Phase, Role
 from ulpscope.report.outcome import Answer, Outcome
 from ulpscope.report.text import short_value
@@ -28,7 +28,7 @@ _STYLES = {
     Level.UNMATCHED: "yellow",
     Level.UNKNOWN: "yellow",
 }
-_ROWS = 12
+_ROWS, _FEW = 12, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,12 @@ def _head(outcome: Outcome) -> Iterator[Line]:
 
 
 def _headline(first: Finding) -> str:
-    where = first.comparison.match.call.module
-    word = "Differs before any call" if first.status is Status.SOURCE else "First divergence"
-    return f"{word}: {where + ', ' if where else ''}{first.call.name.rpartition('.')[2]}, {_phase(first)}"
+    where, _, name = first.call.name.rpartition(".") if first.call.kind == MODULE else ("", "", first.call.name)
+    where = where or first.comparison.match.call.module
+    alone = "Only in the reference" if first.comparison.match.target is None else "Only in the target"
+    words = {Status.SOURCE: "Differs before any call", Status.DTYPE: "Another dtype", Status.UNMATCHED: alone}
+    word = words.get(first.status, "First divergence")
+    return f"{word}: {where + ', ' if where else ''}{name.rpartition('.')[2]}, {_phase(first)}"
 
 
 def _phase(finding: Finding) -> str:
@@ -133,6 +136,10 @@ def _finding(outcome: Outcome, finding: Finding, advice: Advice) -> Iterator[Lin
 def _sentence(finding: Finding) -> str:
     if finding.status is Status.SOURCE:
         return f"Before any arithmetic: {finding.text}."
+    if finding.status is Status.DTYPE:
+        return f"Here {finding.text}."
+    if finding.status is Status.UNMATCHED:
+        return f"{finding.text[0].upper()}{finding.text[1:]}."
     if finding.output_error is None:
         return "Its inputs are identical, its output is not."
     if finding.output_error == math.inf:
@@ -231,15 +238,24 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
             weight = "from outside" if each.status is Status.SOURCE else _times(each.weight)
             order = str(each.comparison.match.call.seq)
             yield (Piece(_suspect(order, call_text(each.call), str(each.rank), f"{into} → {out}", weight), style),)
-    for unit in outcome.units:
-        for name, why in unit.divergence.alone[:3]:
-            yield Piece("unmatched  ", "yellow"), Piece(f"{name}: {why}")
-        for name, why in unit.divergence.unknown[:3]:
-            yield Piece("unknown    ", "yellow"), Piece(f"{name}: {why}")
+    found = [unit.divergence for unit in outcome.units]
+    yield from _some("unmatched  ", [(each, told) for each in found for told in each.alone], sum(outcome.alone))
+    unknown = [(each, told) for each in found for told in each.unknown]
+    yield from _some("unknown    ", unknown, sum(each.unknown_count for each in found))
     for path in sorted({path for unit in outcome.units for path in unit.artefacts}):
         yield Piece("written    ", "dim"), Piece(near(path))
     for number, command in enumerate(commands):
         yield Piece("next       " if not number else "           ", "dim"), Piece(command)
+
+
+def _some(word: str, told: Sequence[tuple[Divergence, tuple[str, str]]], count: int) -> Iterator[Line]:
+    """The first few, with their places where there is more than one, and how many more there are."""
+    several = len({(each.step, each.rank) for each, _ in told}) > 1
+    for each, (name, why) in told[:_FEW]:
+        place = f" (step {each.step}, rank {each.rank})" if several else ""
+        yield Piece(word, "yellow"), Piece(f"{name}{place}: {why}")
+    if told and count > _FEW:
+        yield Piece(word, "yellow"), Piece(f"{_count(count - _FEW)} more", "dim")
 
 
 def _columns(slot: str, shown: str, error: str, expected: str, ratio: str, cosine: str, words: str) -> str:

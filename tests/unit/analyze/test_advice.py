@@ -69,9 +69,9 @@ def test_statistics_alone_ask_for_the_elements() -> None:
 
 def test_nothing_found_is_said_and_so_is_a_call_of_one_run() -> None:
     assert advise(None, reference="a", target="b").cause is Cause.NONE
-    alone = advise(None, reference="a", target="b", alone="Torch.mul.3.forward")
+    alone = advise(None, reference="a", target="b", alone=("b --step 1 --rank 0", "Torch.mul.3.forward"))
     assert alone.cause is Cause.ALONE
-    assert alone.commands == ("ulpscope show b Torch.mul.3.forward", "ulpscope show a Torch.mul.3.forward")
+    assert alone.commands == ("ulpscope show b --step 1 --rank 0 Torch.mul.3.forward",)
 
 
 # The texts and the first three names are those of files that msprobe 8.2.1 wrote.

@@ -211,7 +211,8 @@ def test_a_call_of_one_run_is_unmatched_and_no_agreement() -> None:
 
 def test_an_output_that_was_not_measured_is_unknown() -> None:
     found = diverge([call("mul", 0, tensor("input"), unmeasured("output"))])
-    assert found.unknown == [("Torch.mul.0.forward", "on a device that is gone")]
+    assert found.unknown == [("Torch.mul.0.forward", "output.0: on a device that is gone")]
+    assert found.unknown_count == 1
 
 
 def test_an_input_that_was_not_measured_is_no_clean_input() -> None:

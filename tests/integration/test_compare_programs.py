@@ -1,0 +1,176 @@
+"""Two real programs, one with a mistake that people make, through `ulpscope compare`: the place of the mistake is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ulpscope
+from ulpscope.cli.main import cli
+
+Change = Callable[[nn.Module], None]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def record(folder: Path, change: Change | None = None, **options: Any) -> Path:
+    """Two steps of three blocks, the second of which is changed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    if change is not None:
+        change(model[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.Generator().manual_seed(1)
+    with ulpscope.capture(folder, model=model, **options) as capture:
+        for _ in range(2):
+            x = torch.randn(8, 16, generator=batches)
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            capture.step()
+    return folder
+
+
+def compared(reference: Path, target: Path) -> tuple[int, str]:
+    found = CliRunner().invoke(cli, ["compare", str(reference), str(target)])
+    return found.exit_code, found.output
+
+
+def under_autocast(block: nn.Module) -> None:
+    forward = block.forward
+
+    def run(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(x)
+
+    block.forward = run
+
+
+def converted(block: nn.Module) -> None:
+    block.down.forward = lambda x: F.linear(
+        x.bfloat16(), block.down.weight.bfloat16(), block.down.bias.bfloat16()
+    ).float()
+
+
+def with_a_call_more(block: nn.Module) -> None:
+    forward = block.down.forward
+    block.down.forward = lambda x: forward(x * 1.5)
+
+
+def with_a_call_less(block: nn.Module) -> None:
+    block.forward = lambda x: x + block.down(block.up(block.norm(x)))
+
+
+@pytest.mark.parametrize(
+    ("change", "headline", "sentence"),
+    [
+        (
+            under_autocast,
+            "Another dtype: 1.up, linear, forward, step 0",
+            "Here output.0 is torch.bfloat16 in the target",
+        ),
+        (converted, "Only in the target: 1.down, bfloat16, forward, step 0", "takes what it gives as input.0"),
+        (with_a_call_more, "Only in the target: 1.down, __mul__, forward, step 0", "takes what it gives as input.0"),
+        (with_a_call_less, "Only in the reference: 1, gelu, forward, step 0", "takes what it gives as input.0"),
+    ],
+)
+def test_a_change_that_no_call_introduces_is_named(
+    change: Change, headline: str, sentence: str, tmp_path: Path
+) -> None:
+    code, said = compared(record(tmp_path / "r"), record(tmp_path / "t", change))
+    assert code == 1
+    assert headline in said
+    assert sentence in said
+
+
+def test_at_level_module_the_module_in_another_dtype_is_named(tmp_path: Path) -> None:
+    runs = (record(tmp_path / "r", level="module"), record(tmp_path / "t", under_autocast, level="module"))
+    code, said = compared(*runs)
+    assert code == 1
+    assert "Another dtype: 1.up, Linear, forward, step 0" in said
+
+
+def test_the_same_program_agrees_though_an_argument_cannot_be_compared(tmp_path: Path) -> None:
+    code, said = compared(record(tmp_path / "r"), record(tmp_path / "t"))
+    assert (code, "The runs agree" in said) == (0, True)
+
+
+def test_the_path_of_a_module_records_what_is_inside_it(tmp_path: Path) -> None:
+    record(tmp_path / "r", only="Module.1", skip="Module.1.norm")
+    calls = ulpscope.open_dump(tmp_path / "r" / "step0").ids()
+    names = {f"{call.kind}.{call.name}" for call in calls if call.kind != "Optimizer"}
+    assert names == {"Functional.linear", "Functional.gelu", "Tensor.__add__"}
+
+
+def test_show_lists_what_is_inside_a_module(tmp_path: Path) -> None:
+    record(tmp_path / "r")
+    said = CliRunner().invoke(cli, ["show", str(tmp_path / "r"), "1.down"]).output
+    assert [line.split()[1] for line in said.splitlines()] == [
+        "Functional.linear.3.forward",
+        "Functional.linear.3.backward",
+    ]
+
+
+def test_a_program_that_raised_is_compared_as_far_as_it_went(tmp_path: Path) -> None:
+    def fails(block: nn.Module) -> None:
+        def raises(x: Tensor) -> Tensor:
+            raise RuntimeError("boom")
+
+        block.down.forward = raises
+
+    record(tmp_path / "r")
+    with pytest.raises(RuntimeError, match="boom"):
+        record(tmp_path / "t", fails)
+    code, said = compared(tmp_path / "r", tmp_path / "t")
+    assert code == 3
+    assert "the program raised RuntimeError: boom" in said
+
+
+def test_a_traceback_through_a_watched_module_says_who_watches(tmp_path: Path) -> None:
+    import traceback
+
+    def fails(block: nn.Module) -> None:
+        block.down.forward = lambda x: x @ x
+
+    with pytest.raises(RuntimeError) as raised:
+        record(tmp_path / "t", fails)
+    frames = [frame for frame in traceback.extract_tb(raised.tb) if frame.filename.endswith("codeswap.py")]
+    assert frames
+    assert all("ulpscope watches this call" in (frame.line or "") for frame in frames)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"level": "mix"}, "level op and mix"), ({"only": "linear"}, "only [] and ['linear']")],
+)
+def test_runs_of_one_program_that_were_recorded_otherwise_do_not_differ(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    code, output = compared(record(tmp_path / "r"), record(tmp_path / "t", **options))
+    assert code == 3
+    assert said in output
+    assert "Nothing that was compared differs" in output
+
+
+def test_a_seed_that_is_set_after_torch_was_first_called_is_the_one_of_the_run(tmp_path: Path) -> None:
+    for folder in ("r", "t"):
+        torch.seed()
+        with ulpscope.capture(tmp_path / folder):
+            torch.ones(2).sin()
+            torch.manual_seed(5)
+        assert ulpscope.open_dump(tmp_path / folder).manifest.environment["seeds"] == {"torch": 5}
+    assert "seeds" not in compared(tmp_path / "r", tmp_path / "t")[1]
