@@ -194,6 +194,10 @@ def _source(stack: Sequence[Frame]) -> Iterator[Line]:
     yield Piece(f"{near(own[0].file)}:{own[0].line}", "bold"), Piece(f" in {own[0].function}", "dim")
     if own[0].text:
         yield (Piece(f"    {own[0].text}"),)
+    # In a model from a library: its own line, not that of torch's layers.
+    inner = next((frame for frame in stack if "/torch/" not in frame.file.replace("\\", "/")), own[0])
+    if inner is not own[0]:
+        yield (Piece(f"    inside {inner.file.rpartition('/')[2]}:{inner.line} {inner.function}: {inner.text}", "dim"),)
     if len(own) > 1:
         above = " ← ".join(f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" for frame in own[1:4])
         yield (Piece(f"    from {above}", "dim"),)
