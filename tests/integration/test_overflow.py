@@ -302,6 +302,8 @@ def test_the_command_prints_the_producer_with_its_line(tmp_path: Path) -> None:
     assert f"at {program}:10 in <module>: y = y + (y.half() * 60000 * 60000).float()" in done.stdout
     assert "normal: computed in float64" in done.stdout
     assert "trained" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the program ends here, as it was asked to" in done.stderr
     again = command("--format", "json", tmp_path / "kept")
     assert again.returncode == 1
     (told,) = json.loads(again.stdout)["overflows"]

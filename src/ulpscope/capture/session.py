@@ -33,7 +33,7 @@ from ulpscope.capture.surroundings import surroundings
 from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.config import CaptureConfig, capture_config
 from ulpscope.dtypes import DType
-from ulpscope.errors import CaptureError, FolderTakenError
+from ulpscope.errors import CaptureError, FolderTakenError, OverflowStop
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
@@ -371,7 +371,7 @@ class Capture:
                 self._missed.add(name)
                 log.warning("step %d: nothing matched %r; `ulpscope show` lists names", self.current_step, name)
         if error is not None:
-            state = "incomplete"
+            state = state if isinstance(error, OverflowStop) else "incomplete"
             self._recorder.note(f"the program raised {type(error).__name__}: {error}"[:500])
         with self._at_work():
             self._recorder.measurer.finish_step()

@@ -14,11 +14,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
+
+from ulpscope.errors import OverflowStop
 
 OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
 Begin = Callable[[dict[str, Any]], None]
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 RUN_VARIABLE = "ULPSCOPE_RUN"  # the same in all processes of one run
 # Building and loading a model is not what a person wants to compare; forward, backward and optimizer are.
 _BUILDING = frozenset(
@@ -89,9 +92,23 @@ def begin_capture(options: dict[str, Any]) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("ulpscope: %(message)s"))
         logging.getLogger("ulpscope").addHandler(handler)
+    if options.get("overflows") is not None:
+        sys.excepthook = _ending_briefly(sys.excepthook)
     capture = Capture(**options)
     capture.watch_steps(_is_building)
     capture.start()
+
+
+def _ending_briefly(hook: Hook) -> Hook:
+    """A program that a check ends, as it was asked to, needs no traceback: the report tells where."""
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, OverflowStop):
+            sys.stderr.write(f"ulpscope: {error}\n")
+        else:
+            hook(kind, error, trace)
+
+    return show
 
 
 def _is_building(frame: FrameType) -> bool:
