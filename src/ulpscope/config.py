@@ -24,7 +24,8 @@ class CaptureConfig:
 
     steps and ranks   numbers or ranges "10:12" (end included); empty: all
     only, skip        names: an exact call (`Functional.conv2d.1.forward`, with or without the phase), a name without its
-                      number (`Functional.conv2d`), or any part of a name (`relu`)
+                      number (`Functional.conv2d`), the path of a module (`model.layers.1`, `Module.fc`: itself, and the calls
+                      inside it), or any part of a name (`relu`)
     scope             first and last call of a span, both included
     below             kernel level: only kernels inside this one call
     acl_config        with below or overflows, on an NPU: the vendor's dump writes the kernels, as this acl_config.json says

@@ -19,6 +19,8 @@ from ulpscope.records import CallId, Phase, Role, Slot
 MODULE = "Module"
 OPTIMIZER = "Optimizer"
 SAVED = "Saved"
+# Of calls of functions and kernels.
+KINDS = frozenset({"Aten", "Distributed", "Functional", "Init", "MindSpeed", "NPU", "Tensor", "Torch", "VF"})
 _INDEX_LAST = frozenset({MODULE, OPTIMIZER})
 _ROLES = frozenset({role.value for role in Role} | {"kwargs"})
 _ROLELESS = frozenset({Phase.PARAMETERS_GRAD.value, Phase.DEBUG.value})
@@ -54,6 +56,11 @@ def parse_call(text: str) -> CallId:
     if len(parts) >= 4 and parts[-1] in _PHASES and parts[-2].isdigit():
         return CallId(parts[0], ".".join(parts[1:-2]), int(parts[-2]), _PHASES[parts[-1]], again)
     raise ValueError(f"{text!r} is not the name of a call; a name looks like Functional.conv2d.0.forward")
+
+
+def is_within(module: str, path: str) -> bool:
+    """Whether the path of a module is another, or below it."""
+    return module == path or module.startswith(f"{path}.")
 
 
 def slot_text(slot: Slot) -> str:

@@ -85,7 +85,7 @@ def with_a_call_less(block: nn.Module) -> None:
         ),
         (converted, "Only in the target: 1.down, bfloat16, forward, step 0", "takes what it gives as input.0"),
         (with_a_call_more, "Only in the target: 1.down, __mul__, forward, step 0", "takes what it gives as input.0"),
-        (with_a_call_less, "Only in the reference: 1, gelu, forward, step 0", "takes what it gives as input.0"),
+        (with_a_call_less, "Only in the reference: 1, gelu, forward, step 0", "return x + self.down(F.gelu("),
     ],
 )
 def test_a_change_that_no_call_introduces_is_named(
@@ -164,6 +164,21 @@ def test_runs_of_one_program_that_were_recorded_otherwise_do_not_differ(
     assert code == 3
     assert said in output
     assert "Nothing that was compared differs" in output
+    words = ["compare", str(tmp_path / "r"), str(tmp_path / "t"), "--format", "junit"]
+    junit = CliRunner().invoke(cli, words).output
+    assert 'failures="0"' in junit
+    assert junit.count("<skipped message=") == 2
+
+
+def test_a_call_more_is_a_difference_also_where_a_later_step_was_cut_off(tmp_path: Path) -> None:
+    for folder, calls in (("r", 1), ("t", 2)):
+        with pytest.raises(RuntimeError), ulpscope.capture(tmp_path / folder) as capture:
+            for _ in range(calls):
+                torch.ones(2).sin()
+            capture.step()
+            torch.ones(2).cos()
+            raise RuntimeError("boom")
+    assert compared(tmp_path / "r", tmp_path / "t")[0] == 1
 
 
 def test_a_seed_that_is_set_after_torch_was_first_called_is_the_one_of_the_run(tmp_path: Path) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from ulpscope.config import CaptureConfig
-from ulpscope.naming import MODULE, call_text
+from ulpscope.naming import KINDS, MODULE, OPTIMIZER, call_text, is_within
 from ulpscope.records import CallId, Phase, Role
 
 Numbers = tuple[int | tuple[int, int], ...]
 
-# With which names of calls begin; a name with a dot that begins otherwise is the path of a module.
-_KINDS = frozenset(
-    {"Aten", "Distributed", "Functional", "Init", "MindSpeed", "NPU", "Optimizer", "Tensor", "Torch", "VF"}
-)
+# With which names begin that are no path of a module, though they have a dot.
+_KINDS = KINDS | {OPTIMIZER}
 
 
 class Selection:
@@ -121,7 +119,8 @@ class Selection:
     def _any(self, patterns: tuple[str, ...], kind: str, name: str, text: str, module: str) -> bool:
         found = False
         for pattern in patterns:
-            inside = kind != MODULE and _is_inside(_path_in(pattern), module)
+            path = "" if kind == MODULE else _path_in(pattern)
+            inside = bool(path) and is_within(module, path)
             if inside or _is_named(pattern, kind, name, text) or _is_of_name(pattern, kind, name):
                 self.matched.add(pattern)
                 found = True
@@ -155,10 +154,6 @@ def _path_in(pattern: str) -> str:
     """The path of a module that a pattern may be, or nothing."""
     head, dot, rest = pattern.partition(".")
     return rest if head == MODULE else pattern if dot and head not in _KINDS else ""
-
-
-def _is_inside(path: str, module: str) -> bool:
-    return bool(path) and (module == path or module.startswith(f"{path}."))
 
 
 def _holds(numbers: Numbers, number: int) -> bool:

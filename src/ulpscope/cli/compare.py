@@ -148,8 +148,8 @@ def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
     stacks = {}
     for finding in divergence.findings:
         match = finding.comparison.match
-        found = target.stack(match.target) if match.target is not None else []
-        stacks[match.call.seq] = tuple(found)
+        dump = reference if match.target is None else target
+        stacks[match.call.seq] = tuple(dump.stack(match.call))
     endings = [f"{dump.folder}: {dump.ending}" for dump in (reference, target) if dump.ending != "complete"]
     endings += _other_calls(reference, target)
     return UnitOutcome(divergence, stacks, tuple(endings), tuple(_surroundings(reference, target)), tuple(artefacts))

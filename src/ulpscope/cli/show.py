@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ulpscope.errors import DumpError, did_you_mean
-from ulpscope.naming import call_text
+from ulpscope.naming import call_text, is_within
 from ulpscope.records import CallId, CallRecord
 from ulpscope.report.json import call_json, run_json
 from ulpscope.report.text import call_line, call_lines, run_lines
@@ -66,7 +66,7 @@ def show(
 
 
 def _matches(name: str, call: CallId, module: str) -> bool:
-    return name.lower() in call_text(call).lower() or module == name or module.startswith(f"{name}.")
+    return name.lower() in call_text(call).lower() or is_within(module, name)
 
 
 def _print_text(dumps: list[Dump], dump: Dump, shown: list[CallRecord], total: int, *, brief: bool) -> None:

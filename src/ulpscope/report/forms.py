@@ -33,16 +33,18 @@ def github(outcome: Outcome, page: Page) -> Iterator[str]:
 
 def junit(outcome: Outcome, page: Page) -> Iterator[str]:
     """A test case for each step of each rank."""
-    failed = sum(not unit.divergence.agrees for unit in outcome.units)
+    failed = sum(unit.differs for unit in outcome.units)
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield f'<testsuite name="ulpscope compare" tests="{len(outcome.units)}" failures="{failed}">'
     for unit in outcome.units:
         found = unit.divergence
         name = f"step {found.step} rank {found.rank}"
         yield f"  <testcase classname={quoteattr(outcome.target)} name={quoteattr(name)}>"
-        if not found.agrees:
+        if unit.differs:
             said = _told(found.first) if found.first is not None else "differs; no recorded call introduced it"
             yield f"    <failure message={quoteattr(said)}>{escape(chr(10).join(page.lines()))}</failure>"
+        elif unit.endings:
+            yield f"    <skipped message={quoteattr('; '.join(unit.endings))}/>"
         yield "  </testcase>"
     yield "</testsuite>"
 

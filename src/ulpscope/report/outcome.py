@@ -41,6 +41,11 @@ class UnitOutcome:
     surroundings: tuple[tuple[str, Any, Any], ...] = ()
     artefacts: tuple[Path, ...] = ()
 
+    @property
+    def differs(self) -> bool:
+        """What a dump lacks that was cut off, or recorded with other options, is no difference."""
+        return self.divergence.differs if self.endings else not self.divergence.agrees
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -102,9 +107,7 @@ class Outcome:
         if not self.calls or sum(self.alone) == self.calls:
             return Answer.NOTHING
         cut = any(unit.endings for unit in self.units)
-        alone = bool(self.only_reference or self.only_target or sum(self.alone))
-        # What a run that was cut off lacks is no difference.
-        if any(unit.divergence.differs for unit in self.units) or (alone and not cut):
+        if any(unit.differs for unit in self.units) or (not cut and (self.only_reference or self.only_target)):
             return Answer.DIFFERS
         unknown = any(unit.divergence.unknown_count for unit in self.units)
         return Answer.INCOMPLETE if cut or unknown else Answer.AGREES

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ulpscope.dtypes import DTYPES
 from ulpscope.errors import DumpError
-from ulpscope.naming import MODULE
+from ulpscope.naming import KINDS, MODULE
 from ulpscope.records import CallId, CallRecord, Manifest, Phase, Role, Slot, Value
 from ulpscope.store import layout
 from ulpscope.store.formats.plain_file import mapped
@@ -30,7 +30,7 @@ STACK = "stack_info"
 PLACE = (
     r"(?P<phase>forward|backward)_(?P<role>input|output|stack_info)(?P<path>(?:\.(?:\d{1,9}|[^\W\d]\w{0,63})){0,64})"
 )
-_KINDS = frozenset({"Tensor", "Torch", "Functional", "NPU", "VF", "Distributed", "Aten", "Init", MODULE})
+_KINDS = KINDS | {MODULE}
 _MAX_DIMS = 64
 
 
