@@ -34,12 +34,16 @@ static int inside(Fast *f, Inside *in) {
     leave(f, in->state);
     return -1;
 }
-static PyObject *outside(Fast *f, Inside *in, const Forward *w, int failed) {
+static PyObject *outside(Fast *f, Inside *in, const Forward *w, int entered, int failed) {
     if (failed) failed = border(f, w->kind, w->name, 1);
-    heard_again(&in->quiet);
-    leave(f, in->state);
+    if (entered > 0) heard_again(&in->quiet), leave(f, in->state);
     if (failed) return NULL;
     Py_RETURN_NONE;
+}
+/* New references; compiled autograd gives lists. */
+static PyObject *gradients_at(PyObject *args, Py_ssize_t at) {
+    PyObject *found = PyTuple_GetItem(args, at);
+    return found ? PySequence_Tuple(found) : NULL;
 }
 
 /* --- a call made of one node ------------------------------------------------------------------------------------- */
@@ -95,13 +99,15 @@ static int hook_show(Hook *h, State *s, PyObject *in, PyObject *out) {
     return failed ? -1 : 0;
 }
 static PyObject *hook_call(Hook *h, PyObject *args, PyObject *kwargs) {
-    PyObject *in = tuple_at(args, 0), *out = in ? tuple_at(args, 1) : NULL;
     Inside here = {0};
-    if (!out) return NULL;
     Py_INCREF(h); /* whatever runs inside */
-    int entered = inside(h->fast, &here);
-    PyObject *result = entered > 0 ? outside(h->fast, &here, &h->forward, hook_show(h, here.state, in, out)) :
-        entered ? NULL : Py_NewRef(Py_None);
+    int entered = inside(h->fast, &here), failed = entered < 0;
+    if (entered > 0) {
+        PyObject *in = gradients_at(args, 0), *out = in ? gradients_at(args, 1) : NULL;
+        failed = !out || hook_show(h, here.state, in, out);
+        Py_XDECREF(in), Py_XDECREF(out);
+    }
+    PyObject *result = outside(h->fast, &here, &h->forward, entered, failed);
     Py_DECREF(h);
     return result;
 }
@@ -234,13 +240,15 @@ static int part_show(Part *part, State *s, PyObject *grads) {
     return failed || (--p->left <= 0 && pass_finish(p)) ? -1 : 0;
 }
 static PyObject *part_call(Part *part, PyObject *args, PyObject *kwargs) {
-    PyObject *grads = tuple_at(args, 0);
     Inside here = {0};
-    if (!grads) return NULL;
     Py_INCREF(part); /* and with it the pass, whatever runs inside */
-    int entered = inside(part->pass->fast, &here);
-    PyObject *result = entered > 0 ? outside(part->pass->fast, &here, &part->pass->forward, part_show(part,
-        here.state, grads)) : entered ? NULL : Py_NewRef(Py_None);
+    int entered = inside(part->pass->fast, &here), failed = entered < 0;
+    if (entered > 0) {
+        PyObject *grads = gradients_at(args, 0);
+        failed = !grads || part_show(part, here.state, grads);
+        Py_XDECREF(grads);
+    }
+    PyObject *result = outside(part->pass->fast, &here, &part->pass->forward, entered, failed);
     Py_DECREF(part);
     return result;
 }

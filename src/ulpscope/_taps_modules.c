@@ -69,7 +69,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Fast *fast;
-    PyObject *tap, *kind, *module_class, *tracer;
+    PyObject *tap, *kind, *module_class, *fx_traces;
     Arrival *arrival; /* NULL where gradients of parameters are not wanted */
     char records;
     Known *list;
@@ -109,8 +109,7 @@ static int is_usual(Around *a, State *s, PyObject *module) {
     Fast *f = a->fast;
     int tracing = traces(f);
     if (tracing) return tracing < 0 ? -1 : 0;
-    PyObject *flag = PyDict_GetItemWithError(PyModule_GetDict(a->tracer), word[TRACING_FLAG]);
-    if ((tracing = flag ? PyObject_IsTrue(flag) : PyErr_Occurred() ? -1 : 0)) return tracing < 0 ? -1 : 0;
+    if ((tracing = truth_of(PyObject_CallNoArgs(a->fx_traces)))) return tracing < 0 ? -1 : 0;
     if (s->compiled || (s->busy && s->in_c)) return 0; /* a finalizer that runs inside our own code */
     int is_module = PyObject_IsInstance(module, a->module_class);
     if (is_module <= 0) return is_module;
@@ -237,7 +236,8 @@ static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
     int usual = a->fast->active;
     State *s = usual ? state_here(a->fast) : NULL;
     if (usual) usual = !s ? -1 : PyTuple_Size(args) ? is_usual(a, s, PyTuple_GetItem(args, 0)) : 0;
-    if (usual < 0) return NULL;
+    if (usual < 0 && border_of(a, PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : Py_None)) return NULL;
+    if (usual < 0) usual = 0; /* it runs unrecorded */
     if (!usual) return PyObject_Call(original, args, kwargs);
     if (usual == 2) return PyObject_CallMethodObjArgs(a->tap, word[AROUND], original, args, kwargs, NULL);
     Py_INCREF(s);
@@ -247,11 +247,11 @@ static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
 }
 
 static int around_init(Around *a, PyObject *args, PyObject *kwargs) {
-    PyObject *fast, *tap, *kind, *class, *tracer, *arrival;
+    PyObject *fast, *tap, *kind, *class, *traces, *arrival;
     int records;
-    if (!PyArg_ParseTuple(args, "OOUOOOp", &fast, &tap, &kind, &class, &tracer, &arrival, &records)) return -1;
+    if (!PyArg_ParseTuple(args, "OOUOOOp", &fast, &tap, &kind, &class, &traces, &arrival, &records)) return -1;
     a->fast = (Fast *)Py_NewRef(fast), a->tap = Py_NewRef(tap), a->kind = Py_NewRef(kind);
-    a->module_class = Py_NewRef(class), a->tracer = Py_NewRef(tracer), a->records = (char)records;
+    a->module_class = Py_NewRef(class), a->fx_traces = Py_NewRef(traces), a->records = (char)records;
     a->arrival = arrival == Py_None ? NULL : (Arrival *)Py_NewRef(arrival);
     return 0;
 }
@@ -273,7 +273,7 @@ static void around_dealloc(Around *a) {
     for (size_t i = 0; i < a->count; i++) Py_DECREF(a->list[i].weak), Py_DECREF(a->list[i].path), Py_DECREF(a->list[i].full);
     free(a->list);
     table_empty(&a->known);
-    Py_XDECREF(a->kind), Py_XDECREF(a->module_class), Py_XDECREF(a->tracer);
+    Py_XDECREF(a->kind), Py_XDECREF(a->module_class), Py_XDECREF(a->fx_traces);
     PyObject_GC_Del(a);
     Py_DECREF(type);
 }

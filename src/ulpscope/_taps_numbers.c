@@ -488,12 +488,12 @@ static int is_distrusted(const Fast *f, uint64_t memory) {
 }
 
 /* Whether a tensor that torch has not just returned has its memory, and torch alone may write it. */
-static int is_safe(PyObject *value, const Meta *meta, uint64_t offset) {
+static int is_safe(const Fast *f, PyObject *value, const Meta *meta, uint64_t offset) {
     PyObject *storage = ASK(value, UNTYPED_STORAGE);
     int safe = 0;
     if (storage && (uint64_t)number_of(ASK(storage, NBYTES)) >= (offset + meta->extent) * meta->itemsize &&
         !PyErr_Occurred())
-        safe = truth_of(ASK(storage, RESIZABLE)) == 1;
+        safe = truth_of(PyObject_CallFunctionObjArgs(f->given[RESIZABLE], storage, NULL)) == 1;
     Py_XDECREF(storage);
     return safe;
 }
@@ -588,7 +588,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     /* Where it is measured each time only its memory must be there. */
     int there = !produced && direct && tensor_storage(&d) >= (int64_t)((now.offset + meta->extent) * meta->itemsize) &&
         (!reusable || tensor_is_resizable(&d) == 1);
-    if (!produced && !there && !is_safe(value, meta, now.offset)) {
+    if (!produced && !there && !is_safe(f, value, meta, now.offset)) {
         if (PyErr_Occurred()) goto done;
         PyObject *memory = PyLong_FromUnsignedLongLong(now.memory), *told = NULL;
         if (memory) told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TRUSTS], value, meta->python, memory,

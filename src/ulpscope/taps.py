@@ -1,8 +1,19 @@
-"""The C part of a capture: what runs for every call. `C` is None where it could not be built; Python does the same then."""
+"""The C part of a capture: what runs for every call. `C` is None where it could not be built; Python does the same then.
+
+ULPSCOPE_NATIVE says how far it goes: `full` asks torch's own library of tensors and the graph, `safe` asks everything of that through
+Python, `off` leaves the C part out. Without it a torch that we know gets `full`, any other `safe`.
+"""
+
+import os
+
+MODES = ("full", "safe", "off")
+ASKED = os.environ.get("ULPSCOPE_NATIVE", "")
 
 try:
     from ulpscope import _taps as C
 except ImportError:
     C = None  # type: ignore[assignment]
+if ASKED == "off":
+    C = None  # type: ignore[assignment]
 
-__all__ = ["C"]
+__all__ = ["ASKED", "MODES", "C"]

@@ -79,7 +79,7 @@ class Recorder(Threads):
         self._texts: dict[str, int] = {}
         self._slots: dict[tuple[Role, tuple[PathStep, ...]], int] = {}
         self._sequence = itertools.count()
-        self.notes = {}
+        self.notes, self.lost = {}, None
         self._epoch = self._epoch + 1 if self.fast is None else self.fast.begin_step(anew)
         if anew:
             self._counters: defaultdict[tuple[str, str, Phase], itertools.count[int]] = defaultdict(itertools.count)

@@ -37,7 +37,7 @@ from ulpscope.errors import CaptureError, FolderTakenError, OverflowStop
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
-from ulpscope.frameworks.torch import devices, npu, probe
+from ulpscope.frameworks.torch import devices, internals, npu, probe
 from ulpscope.frameworks.torch.finiteness import TorchFiniteness
 from ulpscope.frameworks.torch.overflow_flag import overflow_flag
 from ulpscope.frameworks.torch.step_watch import StepWatch
@@ -247,7 +247,7 @@ class Capture:
     def watch_steps(self, ignored: Callable[[FrameType], bool]) -> None:
         """Finds the steps by itself, and leaves out calls made from `ignored` frames before the first forward."""
         self._recorder.ignored = ignored
-        self._steps = StepWatch(self.step, self._first_forward)
+        self._steps = StepWatch(self.step, self._first_forward, lambda *told: self._recorder.trouble(*told))
 
     def _first_forward(self) -> None:
         self._recorder.ignored = None
@@ -393,7 +393,9 @@ class Capture:
         rank, world = self._place()
         if self._environment is not None and self._environment["seeds"] != devices.seeds():
             self._environment = layout.Fixed({**self._environment, "seeds": devices.seeds()})
-        notes = [text if count == 1 else f"{text} ({count} times)" for text, count in self._recorder.notes.items()]
+        lost = self._recorder.lost
+        told = sorted(self._recorder.notes.items(), key=lambda note: note[0] == lost)  # why it is incomplete comes last
+        notes = [text if count == 1 else f"{text} ({count} times)" for text, count in told]
         return {
             "format": layout.FORMAT_VERSION,
             "framework": probe.NAME,
@@ -401,11 +403,11 @@ class Capture:
             "step": self.current_step,
             "rank": rank,
             "world_size": world,
-            "state": state,
+            "state": "incomplete" if lost is not None and state == "complete" else state,
             "run": self._run,
             "config": self._config_json,
             "environment": self._environment,
-            "notes": notes,
+            "notes": [*internals.LACKING, *notes],
             "counts": self._writer.counts,
         }
 

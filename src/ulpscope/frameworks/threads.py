@@ -38,6 +38,8 @@ class Threads:
     def __init__(self) -> None:
         self.fast: Any = None
         self.notes: dict[str, int] = {}
+        # What could not be recorded first: then the dump is not complete.
+        self.lost: str | None = None
         # Held by every thread while our code runs on it, and while a step ends: numbers belong to one dump.
         self.gate = new_gate()
         self._local = threading.local()
@@ -94,6 +96,7 @@ class Threads:
             raise error
         try:
             text = f"could not {self.aim} {where}: {type(error).__name__}: {error}"[:500]
+            self.lost = self.lost or text
             count = self.notes[text] = self.notes.get(text, 0) + 1
             if count == 1:
                 log.warning("%s", text, exc_info=log.isEnabledFor(logging.DEBUG))
@@ -101,8 +104,12 @@ class Threads:
             RecursionError,
             MemoryError,
         ):  # the hook border: even telling may fail, where the stack has no room for it
-            self.notes[f"could not {self.aim} a call, nor say why"] = 1
+            self._lose_untold()
         except Exception as untold:
             if is_meant_for_the_program(untold):
                 raise
-            self.notes[f"could not {self.aim} a call, nor say why"] = 1
+            self._lose_untold()
+
+    def _lose_untold(self) -> None:
+        self.lost = f"could not {self.aim} a call, nor say why"
+        self.notes[self.lost] = 1

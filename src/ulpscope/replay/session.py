@@ -108,7 +108,7 @@ class Ledger:
 
     def wait_for_forward(self) -> None:
         """Begins with the first forward of any module, and finds the steps by itself."""
-        self._steps = StepWatch(self.step, self._first_forward)
+        self._steps = StepWatch(self.step, self._first_forward, self._calls.trouble)
         self._steps.install()
 
     def _first_forward(self) -> None:

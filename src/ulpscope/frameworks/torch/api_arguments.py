@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.names import NEVER
 from ulpscope.records import PathStep, Value
 
@@ -57,9 +58,9 @@ def _functional(name: str) -> Callable[..., Any] | None:
 
 
 def _torch(name: str) -> Callable[..., Any] | None:
-    if name in dir(torch._C._VariableFunctions):
+    if name in dir(internals.variable_functions):
         # torch.norm and some others are Python over the function of the same name.
-        written: Callable[..., Any] = getattr(torch, name, None) or getattr(torch._C._VariableFunctions, name)
+        written: Callable[..., Any] = getattr(torch, name, None) or getattr(internals.variable_functions, name)
         return written
     for space, short in (
         (torch, name),
@@ -98,7 +99,7 @@ def _npu(name: str) -> Callable[..., Any] | None:
 
 
 def _vf(name: str) -> Callable[..., Any] | None:
-    return getattr(torch._VF, name, None) if name in dir(torch._C._VariableFunctions) else None
+    return getattr(torch._VF, name, None) if name in dir(internals.variable_functions) else None
 
 
 _FINDERS: dict[str, Callable[[str], Callable[..., Any] | None]] = {

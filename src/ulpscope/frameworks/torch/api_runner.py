@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from ulpscope.dtypes import Array, round_off
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.api_arguments import Arguments, Bits, Data, Path, UnrunnableError, arguments, function_of
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.naming import call_text
@@ -169,7 +169,9 @@ class _Call:
             return device if isinstance(item, torch.device) else item
 
         args, kwargs = given
-        return tuple(tree_map(each, item) for item in args), {key: tree_map(each, item) for key, item in kwargs.items()}
+        return tuple(internals.tree_map(each, item) for item in args), {
+            key: internals.tree_map(each, item) for key, item in kwargs.items()
+        }
 
     # --- the ways to run it -------------------------------------------------------------------------------------
 

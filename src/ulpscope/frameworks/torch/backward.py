@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ulpscope.frameworks.base import Forward, Observer, OpenCall, ThreadState
-from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch import internals, tensors
 from ulpscope.frameworks.torch.nodes import (
     Edges,
     Leaving,
@@ -42,7 +41,7 @@ _LATE = "a backward pass ran after stop() and was not recorded; stop after it"
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 _ONE: dict[int, Path] = {0: (0,)}
 _PLACES: list[Path] = [(place,) for place in range(32)]
-_no_functions = torch._C.DisableTorchFunction
+_no_functions = internals.no_functions
 
 
 class _Gradients:
@@ -128,7 +127,7 @@ class BackwardTap:
         self.observer = observer
         self._fast = observer.fast
         if self._fast is not None:
-            self._fast.give(added=_sum, modes=torch._C._len_torch_dispatch_stack)
+            self._fast.give(added=_sum, modes=internals.count_dispatch_modes)
         self._node_order = node_order
         self._unfinished: dict[int, _Gradients] = {}
         self._armed = 0
@@ -220,7 +219,7 @@ class BackwardTap:
     def finish_pass(self, *, all_threads: bool = False) -> None:
         """Closes what is still open once the outermost backward pass of a thread is over: some edges never carry a
         gradient. With `all_threads`, what any thread has open: the step ends."""
-        if torch._C._current_graph_task_id() != -1 or not self.observer.active:
+        if internals.backward_pass() != -1 or not self.observer.active:
             return
         state = self.observer.state()
         entered = self.observer.enter(state)
@@ -423,7 +422,7 @@ class BackwardTap:
             self._arm_several(call, sequence, roots, edges, watch, first)
             return
         places = tuple((place,) for place in range(len(children)))
-        hook = self._hook(call, numbered(first), places, gaps=True)
+        hook = self._hook(call, numbered(first, (roots or passed)[first]), places, gaps=True)
         first.register_hook(hook)
         self._anchor(first, hook)
         if watch and roots:
@@ -449,7 +448,7 @@ def _sum(one: Tensor, two: Tensor) -> Tensor:
     """Both together, unheard by modes of the program. A class without memory of its own (a ragged batch) adds by its own
     dispatch; torch crashes without it."""
     plain = type(one) in (Tensor, Parameter) and type(two) in (Tensor, Parameter)
-    with torch.no_grad(), torch._C._DisableTorchDispatch() if plain else _disable_current_modes():
+    with torch.no_grad(), internals.no_dispatch() if plain else internals.no_dispatch_modes():
         return one + two
 
 

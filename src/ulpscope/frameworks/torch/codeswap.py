@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from ulpscope.errors import OverflowStop
+
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+Trouble = Callable[[str, BaseException], None]
 
 
 class CodeSwap:
-    """`around(original, args, kwargs)` runs in place of `function` between `install` and `remove`."""
+    """`around(original, args, kwargs)` runs in place of `function` between `install` and `remove`. What goes wrong in it, and not
+    in the original, is told to `trouble`, and the call is as if it were not watched."""
 
-    def __init__(self, function: types.FunctionType, around: Around) -> None:
-        self.function = function
-        self._around = around
+    def __init__(self, function: Any, around: Around, trouble: Trouble | None = None) -> None:
+        self.function: types.FunctionType = function
+        self._around = around if trouble is None else bordered(around, function.__qualname__, trouble)
         self._original = function.__code__
         self._target: list[Callable[..., Any]] = []
         self._code: types.CodeType | None = None
+        # What others are told of its arguments, while the code takes any.
+        self._signature = None if hasattr(function, "__signature__") else inspect.signature(function)
 
     def install(self) -> None:
         self._twin = _twin(self.function, self._original)
@@ -31,6 +40,8 @@ class CodeSwap:
         if self._code is None:
             self._code = _calling(self._target, self._original)
         self.function.__code__ = self._code
+        if self._signature is not None:
+            self.function.__signature__ = self._signature  # type: ignore[attr-defined]
 
     def remove(self) -> None:
         """Puts the function's own code back. A frame that still runs ours goes straight to the original."""
@@ -38,9 +49,90 @@ class CodeSwap:
             return
         if self.function.__code__ is self._code:
             self.function.__code__ = self._original
+            if self._signature is not None:
+                vars(self.function).pop("__signature__", None)
         twin = self._twin
         # The collector does not look into code objects: without this the cycle through its constant lives for ever.
         self._target[:] = [lambda args, kwargs: twin(*args, **kwargs)]
+
+
+class _Original:
+    """The function that is watched, which remembers what became of it."""
+
+    __slots__ = ("error", "function", "has_run", "result")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.has_run = False
+        self.error: BaseException | None = None
+        self.result: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.has_run = True
+        try:
+            self.result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
+
+
+def bordered(around: Around, name: str, trouble: Trouble) -> Around:
+    """The same, whose own errors never reach the program."""
+
+    def guarded(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = _Original(original)
+        try:
+            return around(run, args, kwargs)
+        except Exception as error:  # the hook border
+            if error is run.error or isinstance(error, OverflowStop):
+                raise
+            trouble(name, error)  # raises what is meant for the program
+            if run.error is not None:
+                raise run.error from None
+        finally:
+            run.error = None  # it holds this frame
+        return run.result if run.has_run else original(*args, **kwargs)
+
+    return guarded
+
+
+def watching(space: Any, name: str, around: Around, trouble: Trouble) -> list[CodeSwap]:
+    """A watch of one function, or none where this torch has no such function in Python."""
+    found = getattr(space, name, None)
+    return [CodeSwap(found, around, trouble)] if isinstance(found, types.FunctionType) else []
+
+
+class EngineSwap:
+    """The same for the engine of a torch that begins each backward pass by an object of its class of variables."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._holder: Any = torch.autograd.Variable
+        self._engine: Any = None
+
+    def install(self) -> None:
+        if self._engine is None:
+            self._engine = self._holder._execution_engine
+            self._holder._execution_engine = _Engine(self._engine, self._around)
+
+    def remove(self) -> None:
+        if self._engine is not None:
+            self._holder._execution_engine, self._engine = self._engine, None
+
+
+class _Engine:
+    """Everything is asked of the real one."""
+
+    def __init__(self, engine: Any, around: Around) -> None:
+        self._engine = engine
+        self._around = around
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._engine.run_backward, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 def _twin(like: types.FunctionType, code: types.CodeType) -> types.FunctionType:

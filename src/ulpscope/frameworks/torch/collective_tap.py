@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.base import Observer, OpenCall
-from ulpscope.frameworks.torch import tensors
-from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch import internals, tensors
+from ulpscope.frameworks.torch.codeswap import CodeSwap, watching
 from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.records import PathStep, Role
 
@@ -67,7 +67,7 @@ class CollectiveTap:
         if torch.distributed.is_initialized() or not isinstance(joining, types.FunctionType):
             self._watch()
         else:
-            self._joining = self._joining or CodeSwap(joining, self._join)
+            self._joining = self._joining or CodeSwap(joining, self._join, self.observer.trouble)
             self._watched = [self._joining]
             self.unpause()
 
@@ -80,8 +80,8 @@ class CollectiveTap:
     def _watch(self) -> None:
         if not self._swaps:
             space = torch.distributed.distributed_c10d
-            named = ((name, getattr(space, name, None)) for name in WRITES)
-            self._swaps = [CodeSwap(it, self._around(name)) for name, it in named if isinstance(it, types.FunctionType)]
+            for name in WRITES:
+                self._swaps += watching(space, name, self._around(name), self.observer.trouble)
         self._watched = [*self._watched, *self._swaps]
         self.unpause()
         work = torch.distributed.Work
@@ -130,7 +130,7 @@ class CollectiveTap:
             call: OpenCall | None = None
             observer.enter(state)
             try:
-                with torch._C.DisableTorchFunction():
+                with internals.no_functions():
                     call = observer.open_call(state, KIND, name, sys._getframe(1))
                     if call.wanted:
                         writes = WRITES[name] or ()
@@ -154,7 +154,7 @@ class CollectiveTap:
                 state.calls.remove(call)
             observer.enter(state)
             try:
-                with torch._C.DisableTorchFunction():
+                with internals.no_functions():
                     self._finish(name, call, args, kwargs, result)
             except Exception as error:  # the hook border
                 observer.trouble(f"{KIND}.{name}", error)
@@ -197,7 +197,7 @@ class CollectiveTap:
         state = observer.state()
         entered = observer.enter(state)
         try:
-            with torch._C.DisableTorchFunction():
+            with internals.no_functions():
                 for path, reference in outputs:
                     value = reference()
                     observer.show(

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 
 from ulpscope.frameworks.base import Observer, ThreadState
-from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.codeswap import watching
 
-# Both are called in the frame of a compiled call: the first before it looks at the dispatcher's state, the second at its end.
+# Both are called in the frame of a compiled call: the first before it looks at the dispatcher's state, the second when dynamo
+# begins to look at frames, and at the end. Older versions have one of them, for the latter.
 _FIRST, _LAST = "set_eval_frame", "_maybe_set_eval_frame"
 _COMPILED_CALL = "compile_wrapper"
+_WHERE = "a compiled region"
 _NOTE = "a compiled region (torch.compile) is recorded at its boundary only"
 
 
@@ -32,12 +35,20 @@ class CompiledTap:
         self.observer = observer
         self._suspend = suspend
         self._resume = resume
-        self._swaps = [CodeSwap(torch.compile, self._compile)]  # type: ignore[arg-type]
-        for tracer in (torch.jit.trace, torch.jit.trace_module, torch.jit.script, torch.fx.symbolic_trace):
-            self._swaps.append(CodeSwap(tracer, self._trace))  # type: ignore[arg-type]
+        self._swaps = watching(torch, "compile", self._compile, observer.trouble)
+        for space, name in (
+            (torch.jit, "trace"),
+            (torch.jit, "trace_module"),
+            (torch.jit, "script"),
+            (torch.fx, "symbolic_trace"),
+        ):
+            self._swaps += watching(space, name, self._trace, observer.trouble)
+        # Where dynamo's functions are, and what stands there while we do not.
         self._dynamo: ModuleType | None = None
+        self._exchanged: dict[str, Any] = {}
         self._first: Any = None
         self._last: Any = None
+        self._set_raw: Any = None
 
     def install(self) -> None:
         for swap in self._swaps:
@@ -48,12 +59,12 @@ class CompiledTap:
         for swap in self._swaps:
             swap.remove()
         if self._dynamo is not None:
-            handler = sys.modules["torch._dynamo.callback"].callback_handler
-            setattr(self._dynamo, _FIRST, self._first)
-            setattr(self._dynamo, _LAST, self._last)
-            if self._begin_compiling in handler.start_callbacks:
+            for name, original in self._exchanged.items():
+                setattr(self._dynamo, name, original)
+            handler = internals.compile_callbacks()
+            if handler is not None and self._begin_compiling in handler.start_callbacks:
                 handler.remove_start_callback(self._begin_compiling)
-            if self._end_compiling in handler.end_callbacks:
+            if handler is not None and self._end_compiling in handler.end_callbacks:
                 handler.remove_end_callback(self._end_compiling)
             self._dynamo = None
 
@@ -74,41 +85,58 @@ class CompiledTap:
 
     def _watch(self) -> None:
         """Dynamo is heavy to import: it is watched where it is loaded already, else as soon as torch.compile loads it."""
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        callback = sys.modules.get("torch._dynamo.callback")
-        if (
-            dynamo is None
-            or callback is None
-            or self._dynamo is not None
-            or not all(hasattr(dynamo, name) for name in (_FIRST, _LAST, "skip_code"))
-        ):
+        dynamo = internals.dynamo()
+        if dynamo is None or self._dynamo is not None:
             return
-        dynamo.skip_code(CompiledTap._set_first.__code__)
-        self._first, self._last = getattr(dynamo, _FIRST), getattr(dynamo, _LAST)
-        self._dynamo = dynamo
-        setattr(dynamo, _FIRST, self._set_first)
-        setattr(dynamo, _LAST, self._set_last)
-        callback.callback_handler.register_start_callback(self._begin_compiling)
-        callback.callback_handler.register_end_callback(self._end_compiling)
+        space = vars(dynamo.space)
+        self._exchanged = {name: space[name] for name in (_FIRST, _LAST) if name in space}
+        if not self._exchanged:
+            self.observer.note(
+                "torch.compile of this torch is not one that we know: compiled regions may be recorded wrongly"
+            )
+            return
+        for watch in (CompiledTap._set_first, CompiledTap._set_last):
+            dynamo.skip_code(watch.__code__)
+        self._set_raw = dynamo.set_eval_frame
+        self._first, self._last = self._exchanged.get(_FIRST), self._exchanged.get(_LAST, self._exchanged.get(_FIRST))
+        self._dynamo = dynamo.space
+        for name in self._exchanged:
+            setattr(
+                dynamo.space, name, self._set_first if name == _FIRST and len(self._exchanged) > 1 else self._set_last
+            )
+        handler = internals.compile_callbacks()
+        if handler is not None:
+            handler.register_start_callback(self._begin_compiling)
+            handler.register_end_callback(self._end_compiling)
 
     def _set_first(self, callback: Any) -> Any:
         prior = self._first(callback)  # before anything else: until then dynamo looks at every frame of ours
-        state = self.observer.state()
-        caller = sys._getframe(1)
-        if state.region is None and caller.f_code.co_name == _COMPILED_CALL:
-            self._begin_region(state, caller)
+        try:
+            state = self.observer.state()
+            caller = sys._getframe(1)
+            if state.region is None and caller.f_code.co_name == _COMPILED_CALL:
+                self._begin_region(state, caller)
+        except Exception as error:  # the hook border
+            self.observer.trouble(_WHERE, error)
         return prior
 
     def _set_last(self, callback: Any) -> Any:
-        state = self.observer.state()
-        caller = sys._getframe(1)
-        if callback is not None and callback is not False:
-            if state.region is None:
+        ends = callback is None or callback is False
+        prior = self._last(callback) if ends else self._set_raw(None)  # before anything else, here too
+        try:
+            state = self.observer.state()
+            caller = sys._getframe(1)
+            if state.region is None and not ends:
                 self._begin_region(state, caller)
-        elif state.region is not None and _ends(state.region, caller):
-            # Helpers that dynamo disables for itself pass here too, inside the region; only its own frame ends it.
-            state.region = None
-            self._leave(state)
+            elif state.region is not None and ends and _ends(state.region, caller):
+                # Helpers that dynamo disables for itself pass here too, inside the region; only its own frame ends it.
+                state.region = None
+                self._leave(state)
+        except Exception as error:  # the hook border
+            self.observer.trouble(_WHERE, error)
+        if ends:
+            return prior
+        self._set_raw(prior)
         return self._last(callback)
 
     def _begin_region(self, state: ThreadState, caller: FrameType) -> None:

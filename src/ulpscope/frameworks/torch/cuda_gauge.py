@@ -19,7 +19,7 @@ from torch import Tensor
 from ulpscope import native, taps
 from ulpscope.dtypes import DType
 from ulpscope.frameworks.base import Sink
-from ulpscope.frameworks.torch import cuda_crc, cuda_plain
+from ulpscope.frameworks.torch import cuda_crc, cuda_plain, internals
 from ulpscope.frameworks.torch.cuda_launch import Launch
 from ulpscope.frameworks.torch.cuda_mail import CudaMail, Letter
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
@@ -48,7 +48,7 @@ _PACKED, _HOPPER = {"bfloat16": 1, "float16": 2}, (9, 0)
 # Of a thread that reads a large tensor: with more than 64, fewer programs run at a time, and memory is waited for. For pairs of
 # 16-bit floats the compiler takes less than the larger limit, and puts loads further from their use.
 _REGISTERS, _REGISTERS_OF_PAIRS = 64, 72
-_no_dispatch = torch._C._DisableTorchDispatch
+_no_dispatch = internals.no_dispatch
 
 
 def is_capturing() -> bool:
@@ -165,7 +165,7 @@ class CudaGauge:
         # The batch of the stream that was measured last, for C, which goes on with it.
         self.lane: Any = None
         if taps.C is not None and self._on_cuda and self._simple:
-            ask = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream, self._index
+            ask = internals.is_cuda_capturing, internals.cuda_stream, self._index
             combine = None
             if self._kernels is not None:
                 combine = self._launch(self._kernels.combine, (self._sketched,)).for_c
@@ -267,7 +267,7 @@ class CudaGauge:
         self._unbind()
         if self._on_cuda:
             _refuse_graphs()
-            stream = torch._C._cuda_getCurrentRawStream(self._index)
+            stream = internals.cuda_stream(self._index)
         batch = self._batches.get(stream)
         if batch is None:
             batch = self._new_batch(stream)
@@ -406,7 +406,7 @@ class CudaGauge:
         count = batch.count
         if not count:
             return
-        elsewhere = self._on_cuda and torch._C._cuda_getCurrentRawStream(self._index) != stream
+        elsewhere = self._on_cuda and internals.cuda_stream(self._index) != stream
         with torch.cuda.stream(batch.stream) if elsewhere else nullcontext():
             self._combine(batch, stream)
             if self._checked and self._kernels is not None:
@@ -417,7 +417,7 @@ class CudaGauge:
 
 
 def _refuse_graphs() -> None:
-    if torch._C._cuda_isCurrentStreamCapturing():
+    if internals.is_cuda_capturing():
         raise RuntimeError(IN_GRAPH)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ulpscope import taps
 from ulpscope.frameworks.base import Sink
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
 from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, Room, rows_of
 
@@ -29,7 +30,7 @@ _WORDS = 24
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No mode of the program hears of our copies."""
-    with torch.no_grad(), torch._C._DisableTorchDispatch():
+    with torch.no_grad(), internals.no_dispatch():
         yield
 
 

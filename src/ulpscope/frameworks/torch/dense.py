@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ulpscope.frameworks.torch import internals
+
 _ENORMOUS = 1 << 32
 
 
@@ -25,9 +27,9 @@ def unexpanded(value: Tensor) -> Tensor:
 
 def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
     """A plain tensor that stands for an odd one and what must be said of it; or a reason instead of the tensor."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if internals.is_transformed(value):
         return "inside a torch.func transform (vmap, grad): no memory of its own", {}
-    if torch._is_functional_tensor(value):
+    if internals.is_functional(value):
         return "a functional tensor: being traced", {}
     name = type(value).__name__
     if name in ("FakeTensor", "FunctionalTensor"):

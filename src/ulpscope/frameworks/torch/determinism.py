@@ -27,7 +27,7 @@ def dropout_off() -> None:
     for function in (F.dropout, F.dropout2d, F.dropout3d):
         _begin_with(function, "p = 0.0")
     if _DropoutNd.__init__.__code__.co_filename == inspect.getfile(_DropoutNd):
-        CodeSwap(_DropoutNd.__init__, _without_dropout).install()  # type: ignore[arg-type]
+        CodeSwap(_DropoutNd.__init__, _without_dropout).install()
 
 
 def _without_dropout(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+
+from ulpscope.frameworks.torch import internals
 
 _VARIABLES = [
     "CUBLAS_WORKSPACE_CONFIG",
@@ -57,7 +60,10 @@ def float32_products() -> dict[str, str]:
     }
     found = {}
     for name, (backend, kind) in kinds.items():
-        newer = getattr(getattr(backend, kind, None), "fp32_precision", None)
+        try:
+            newer = getattr(getattr(backend, kind, None), "fp32_precision", None)
+        except AssertionError:  # as older versions say that they have no such switch
+            newer = None
         if newer is None:
             older = backends.cuda.matmul if name == "cuda matmul" else backends.cudnn if "cuda" in name else None
             newer = "tf32" if older is not None and older.allow_tf32 else "ieee"
@@ -65,9 +71,38 @@ def float32_products() -> dict[str, str]:
     return found
 
 
+_cuda: Any = torch.backends.cuda
+_FLAGS: dict[str, Callable[[], Any]] = {
+    "float32_products": float32_products,
+    "cudnn_enabled": lambda: bool(torch.backends.cudnn.enabled),
+    "cudnn_benchmark": lambda: bool(torch.backends.cudnn.benchmark),
+    "cudnn_deterministic": lambda: bool(torch.backends.cudnn.deterministic),
+    "fp16_reduced_precision_reduction": lambda: str(_cuda.matmul.allow_fp16_reduced_precision_reduction),
+    "bf16_reduced_precision_reduction": lambda: str(_cuda.matmul.allow_bf16_reduced_precision_reduction),
+    "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+    "default_dtype": lambda: str(torch.get_default_dtype()),
+    "autocast": internals.autocast,
+    "sdpa": lambda: {
+        "flash": _told(lambda: _cuda.flash_sdp_enabled()),
+        "memory_efficient": _told(lambda: _cuda.mem_efficient_sdp_enabled()),
+        "math": _told(lambda: _cuda.math_sdp_enabled()),
+        "cudnn": _told(lambda: _cuda.cudnn_sdp_enabled()),
+    },
+    "num_threads": torch.get_num_threads,
+    "grad_enabled": torch.is_grad_enabled,
+}
+
+
+def _told(ask: Callable[[], Any]) -> Any:
+    """An answer of torch; a text where this version cannot say."""
+    try:
+        return ask()
+    except Exception as error:  # a border: each version says in its own way that it does not know
+        return f"unknown ({type(error).__name__})"
+
+
 def environment() -> dict[str, Any]:
     """The environment of the run, for the manifest."""
-    matmul, cudnn, cuda = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cuda
     devices = ["cpu"]
     if torch.cuda.is_available():
         devices += [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
@@ -86,30 +121,10 @@ def environment() -> dict[str, Any]:
         "host": {
             "system": _system(),
             "machine": platform.machine(),
-            "cpu": torch.backends.cpu.get_cpu_capability(),
+            "cpu": _told(lambda: torch.backends.cpu.get_cpu_capability()),
         },
         "devices": devices,
-        "flags": {
-            "float32_products": float32_products(),
-            "cudnn_enabled": bool(cudnn.enabled),
-            "cudnn_benchmark": bool(cudnn.benchmark),
-            "cudnn_deterministic": bool(cudnn.deterministic),
-            "fp16_reduced_precision_reduction": str(matmul.allow_fp16_reduced_precision_reduction),
-            "bf16_reduced_precision_reduction": str(matmul.allow_bf16_reduced_precision_reduction),
-            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-            "default_dtype": str(torch.get_default_dtype()),
-            "autocast": {
-                kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-            },
-            "sdpa": {
-                "flash": cuda.flash_sdp_enabled(),
-                "memory_efficient": cuda.mem_efficient_sdp_enabled(),
-                "math": cuda.math_sdp_enabled(),
-                "cudnn": cuda.cudnn_sdp_enabled(),
-            },
-            "num_threads": torch.get_num_threads(),
-            "grad_enabled": torch.is_grad_enabled(),
-        },
+        "flags": {name: _told(ask) for name, ask in _FLAGS.items()},
         "seeds": seeds(),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }

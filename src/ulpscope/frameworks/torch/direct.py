@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from ulpscope import taps
+from ulpscope.frameworks.torch import internals
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 def is_ordinary(value: Tensor) -> bool:
     """Whether a tensor, and all with its dispatch keys, are plain memory that torch keeps a version of."""
     odd = value.is_neg() or value.is_conj() or value.is_inference() or value.is_quantized or value.is_nested
-    odd = odd or torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value)
+    odd = odd or internals.is_transformed(value) or internals.is_functional(value)
     return not odd and value.layout is torch.strided and value.device.type in ("cpu", "cuda")
 
 
@@ -28,7 +29,7 @@ def is_ordinary(value: Tensor) -> bool:
 def learn() -> bool:
     """Shows the C part a few tensors and nodes, so that it can ask others without Python. Whether that can be done."""
     try:
-        if taps.C is None or not taps.C.learn(samples()):
+        if taps.C is None or internals.native() != "full" or not taps.C.learn(samples()):
             return False
         taps.C.learn_storage(storages())  # else each tensor that comes from elsewhere is asked through Python
         # Each serves without the others, but the last without the first.
@@ -40,16 +41,15 @@ def learn() -> bool:
 
 def _learn_thread(extension: Any) -> bool:
     """Shows what a thread is set to, in each way in which it can be."""
-    autograd = torch._C.DispatchKey.AutogradFunctionality
-    number = int(autograd)  # type: ignore[call-overload]
+    number = int(internals.AUTOGRAD)
     answers = []
-    for setting in (contextlib.nullcontext(), torch.no_grad(), torch.inference_mode(), torch._C.DisableTorchFunction()):
+    for setting in (contextlib.nullcontext(), torch.no_grad(), torch.inference_mode(), internals.no_functions()):
         with setting:
             told = extension.thread_state(number)
             if told is None:
                 return False
-            tracing = torch._C._get_tracing_state() is not None
-            excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(autograd)
+            tracing = internals.jit_trace() is not None
+            excluded = internals.below_autograd()
             if told[1:] != (torch.is_grad_enabled(), tracing, excluded):
                 return False
             answers.append(told)
@@ -60,26 +60,26 @@ def _learn_thread(extension: Any) -> bool:
 def _learn_stack(extension: Any) -> bool:
     """Shows a mode of this thread. Nothing is called while it is on."""
     mode = TorchFunctionMode()
-    torch._C._push_on_torch_function_stack(mode)
+    internals.push_function_mode(mode)
     try:
         return bool(extension.learn_stack(mode))
     finally:
-        torch._C._pop_torch_function_stack()
+        internals.pop_function_mode()
 
 
 def samples() -> list[tuple[Any, ...]]:
     """Tensors of many kinds, each with what Python tells of it. No operator that keeps anything for a backward pass: the
     program may have hooks for that."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+    with internals.no_functions(), internals.no_dispatch(), torch.inference_mode(False):
         base = torch.zeros(6, 4, dtype=torch.complex64)
         weight = Parameter(torch.ones(3, 5))
-        shown = [base, base.conj(), base[2:, 1:3].t(), weight, weight.detach()[1:], torch._neg_view(base.real)]
+        shown = [base, base.conj(), base[2:, 1:3].t(), weight, weight.detach()[1:], internals.as_negative(base.real)]
         shown += [torch.zeros(3).add_(1), torch.empty(0), torch.zeros(2, dtype=torch.bool)]
         with torch.enable_grad():
             shown += [weight.t(), *weight.unbind()]
         return [
             (
-                value, value._cdata, torch._C._dispatch_keys(value).raw_repr(), value.requires_grad, value._version,
+                value, value._cdata, internals.dispatch_keys(value).raw_repr(), value.requires_grad, value._version,
                 value.data_ptr(), tuple(value.shape), value.stride(), value.storage_offset(), value.output_nr,
                 value._base, -1, value.untyped_storage().nbytes(),
             )
@@ -90,7 +90,7 @@ def samples() -> list[tuple[Any, ...]]:
 def storages() -> list[tuple[Any, ...]]:
     """Tensors whose memory is torch's own, and some whose memory is not; each with where torch keeps what it knows of that, and
     whether it may resize it."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+    with internals.no_functions(), internals.no_dispatch(), torch.inference_mode(False):
         buffers = [bytearray(size) for size in (8, 400, 3000)]
         shown = [torch.zeros(2), torch.ones(500, 3), torch.zeros(1, dtype=torch.bool), Parameter(torch.zeros(70))[3:]]
         shown += [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers]
@@ -104,8 +104,8 @@ def nodes() -> list[tuple[Any, ...]]:
     """Tensors that operators made, each with the sequence number of its node and what the node leads to: a tensor that has the
     node, the number of its output, and whether it is a leaf. Nothing is kept for a backward pass here either."""
     with (
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableTorchDispatch(),
+        internals.no_functions(),
+        internals.no_dispatch(),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):

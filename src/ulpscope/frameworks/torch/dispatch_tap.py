@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.names import IGNORED, ApiNames
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
@@ -28,6 +29,11 @@ class KernelTap(Protocol):
 
 class KernelMode(TorchDispatchMode):
     """The mode of one thread."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports dynamo to keep it out, which changes the process."""
+        return False
 
     def __init__(self, tap: KernelTap, state: ThreadState) -> None:
         super().__init__()
@@ -62,12 +68,12 @@ class DispatchTap:
         above = state.calls[-1] if state.calls else None
         if self.below is not None and not any(self.below(call) for call in state.calls):
             return redispatch(state, func, args, kwargs)
-        phase = Phase.FORWARD if torch._C._current_graph_task_id() == -1 else Phase.BACKWARD
+        phase = Phase.FORWARD if internals.backward_pass() == -1 else Phase.BACKWARD
         call: OpenCall | None = None
         api = self.names.of(func)
         observer.enter(state)
         try:
-            with torch._C.DisableTorchFunction():
+            with internals.no_functions():
                 call = observer.open_call(state, api.kind, api.name, None, phase=phase)
                 if above is not None and phase is Phase.BACKWARD:
                     call.origin = above.seq
@@ -105,7 +111,7 @@ class DispatchTap:
             return result
         observer.enter(state)
         try:
-            with torch._C.DisableTorchFunction():
+            with internals.no_functions():
                 shown = args[0] if result is None and func._schema.is_mutable and args else result
                 observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api), produced=True)
                 observer.close_call(call)

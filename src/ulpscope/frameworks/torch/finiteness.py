@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.cuda_gauge import is_capturing
 from ulpscope.frameworks.torch.dense import dense_form, is_enormous, unexpanded
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_INF, HAS_NAN, Answer, DeviceAnswers
@@ -45,7 +46,7 @@ class TorchFiniteness:
         if isinstance(value, Tensor):
             if not (value.dtype.is_floating_point or value.dtype.is_complex):
                 return FINITE
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            with internals.no_functions(), internals.no_dispatch():
                 try:
                     return self._in_tensor(value)
                 except (RuntimeError, NotImplementedError, TypeError, AttributeError):
@@ -61,7 +62,7 @@ class TorchFiniteness:
         """The memory of a tensor on a device that answers later: where it begins and how long it is. None for any other."""
         if not isinstance(value, Tensor) or value.is_cpu or value.layout is not torch.strided or value.is_meta:
             return None
-        with torch._C.DisableTorchFunction():
+        with internals.no_functions():
             try:
                 storage = value.untyped_storage()
                 return storage.data_ptr(), storage.nbytes()
@@ -70,7 +71,7 @@ class TorchFiniteness:
 
     def same(self, value: Any, other: Any) -> bool:
         """Whether two tensors have the same elements by having the same memory, in the same layout."""
-        with torch._C.DisableTorchFunction():
+        with internals.no_functions():
             return (value.data_ptr(), value.dtype, value.shape, value.stride()) == (
                 other.data_ptr(),
                 other.dtype,
@@ -101,7 +102,7 @@ class TorchFiniteness:
             return value
         if type(value) not in (Tensor, Parameter) and hasattr(value, "__tensor_flatten__"):
             return Unrecordable("torch.Tensor", "overwritten by the call: a wrapper without memory of its own")
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        with internals.no_functions(), internals.no_dispatch(), torch.no_grad():
             try:
                 plain = value.detach()
                 return unexpanded(plain).clone().expand(plain.shape) if is_enormous(plain) else plain.clone()
@@ -112,7 +113,7 @@ class TorchFiniteness:
         """Another tensor with the same memory."""
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return value
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with internals.no_functions(), internals.no_dispatch():
             try:
                 return value.detach()
             except RuntimeError:
@@ -136,7 +137,7 @@ class TorchFiniteness:
 
     def shares(self, value: Any, others: Iterable[Any]) -> bool:
         """Whether a tensor lies in the memory of one of the others."""
-        with torch._C.DisableTorchFunction():
+        with internals.no_functions():
             try:
                 place = value.untyped_storage().data_ptr()
                 return any(
@@ -174,7 +175,7 @@ def _room(device: torch.device) -> int:
 def _dense(value: Tensor) -> tuple[Tensor | None, Any]:
     """Memory that torch can sum: of a device it is left where it is, of an odd tensor a plain one stands for it."""
     plain = type(value) is torch.nn.Parameter or type(value) is Tensor
-    if plain and value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if plain and value.layout is torch.strided and not internals.is_transformed(value):
         return (None if value.is_meta else value.detach()), None
     dense, extra = dense_form(value)
     return (dense if isinstance(dense, Tensor) else None), extra

@@ -13,13 +13,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._C._autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, Shared, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
 from ulpscope.frameworks.torch.npu import Around
@@ -28,16 +27,14 @@ from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.records import Role
 
 _OVERRIDES = torch.overrides.__file__
-_tracing = torch._C._get_tracing_state
-_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_tracing = internals.jit_trace
 _HANDLER_DEPTH = 6
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-_no_functions = torch._C.DisableTorchFunction
+_no_functions = internals.no_functions
 
 
 def _inside_kernel(api: Api) -> bool:
     """Whether a dispatch mode of the program's makes this call: it plays the device, and what it computes is no call."""
-    if _excluded(_AUTOGRAD) and not torch.is_inference_mode_enabled():
+    if internals.below_autograd() and not torch.is_inference_mode_enabled():
         return True
     if api.kind != "Aten":
         return False
@@ -165,7 +162,7 @@ class FunctionTap:
         self.observer.note(
             "calls on zeros without memory (torch._efficientzerotensor) are recorded without their kernels"
         )
-        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() == 1 else nullcontext():
+        with internals.no_dispatch_modes() if internals.count_dispatch_modes() == 1 else nullcontext():
             return func(*args, **kwargs)
 
     def _distrust_written(self, places: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -220,7 +217,7 @@ class FunctionTap:
             observer.leave(state)
         if call is None:
             return func(*args, **kwargs)
-        sequence = _get_sequence_nr()
+        sequence = internals.sequence_now()
         state.calls.append(call)
         try:
             if self._kernels and _has_zeros(args):

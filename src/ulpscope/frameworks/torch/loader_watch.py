@@ -16,7 +16,7 @@ class LoaderWatch:
     def __init__(self, next_batch: Callable[[int], None]) -> None:
         self._next_batch = next_batch
         self._count = 0
-        self._swap = CodeSwap(_BaseDataLoaderIter.__next__, self._around)  # type: ignore[arg-type]
+        self._swap = CodeSwap(_BaseDataLoaderIter.__next__, self._around)
 
     def install(self) -> None:
         self._swap.install()

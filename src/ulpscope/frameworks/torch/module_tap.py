@@ -15,21 +15,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _get_sequence_nr
-from torch.fx import _symbolic_trace as fx_trace
 from torch.nn import Module
 
 from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import in_our_code, is_left_over
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.backward import BackwardTap
-from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, caller_of
+from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, bordered, caller_of
 from ulpscope.frameworks.torch.recursion import STRETCH, Room
 from ulpscope.naming import MODULE
 from ulpscope.records import Phase, Role
 
-_tracing = torch._C._get_tracing_state
-_no_functions = torch._C.DisableTorchFunction
+_tracing = internals.jit_trace
+_no_functions = internals.no_functions
 
 
 class ModuleNames:
@@ -113,12 +112,19 @@ class ModuleTap:
         self.names = ModuleNames(models)
         self._records = records
         self._parameters = ParameterGradients(observer) if records else None
-        around: Around = self._around
+        around: Around
+        around = self._around = bordered(self._record, "torch.nn.Module.__call__", observer.trouble)
         if observer.fast is not None and taps.C is not None:  # which comes back to Python for what is unusual
             around = taps.C.Around(
-                observer.fast, self, MODULE, Module, fx_trace, self._parameters and self._parameters.hook, records
+                observer.fast,
+                self,
+                MODULE,
+                Module,
+                internals.fx_traces,
+                self._parameters and self._parameters.hook,
+                records,
             )
-        self._swap = CodeSwap(Module.__call__, around)  # type: ignore[arg-type]
+        self._swap = CodeSwap(Module.__call__, around)
         self._room = Room()
 
     def install(self) -> None:
@@ -150,9 +156,9 @@ class ModuleTap:
         if self._parameters is not None:
             self._parameters.flush()
 
-    def _around(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         observer = self.observer
-        if not observer.active or _tracing() is not None or fx_trace._is_fx_tracing_flag:
+        if not observer.active or _tracing() is not None or internals.fx_traces():
             return original(*args, **kwargs)
         state = observer.state()
         if state.compiled or not args or not isinstance(args[0], Module):
@@ -199,7 +205,7 @@ class ModuleTap:
                 if follow:
                     edges = self.backward.edges(args[1:], kwargs, peek=True)
                 state.modules.append((path, call if call.wanted else None, frame, call.stack))
-                sequence = _get_sequence_nr()
+                sequence = internals.sequence_now()
         except Exception as error:  # the hook border
             observer.trouble(f"{MODULE}.{type(module).__name__}", error)
         finally:
@@ -257,7 +263,7 @@ def drop_ended(state: ThreadState, caller: FrameType | None) -> None:
             if call is not None:
                 _unwind(state, call)
         del state.modules[ended:]
-    if state.modules or state.guard is not None or state.handling or torch._C._current_graph_task_id() != -1:
+    if state.modules or state.guard is not None or state.handling or internals.backward_pass() != -1:
         return
     if state.calls and not in_our_code(caller):
         state.calls.clear()

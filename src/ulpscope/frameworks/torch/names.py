@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional
 import torch.nn.init
 
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.spelling import Spelling
 
 NORMAL, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT = range(5)
@@ -239,7 +240,7 @@ _TORCH_KINDS = frozenset({"Functional", "Init", "Torch", "Tensor", "VF", "Aten",
 
 
 FUNCTIONALS = torch.nn.functional.__file__
-_DISPATCHER = torch._jit_internal.__file__  # stands between a functional with a flag for indices and its caller
+_DISPATCHER = internals.DISPATCHER_FILE  # stands between a functional with a flag for indices and its caller
 
 
 class Api:
@@ -343,10 +344,10 @@ class ApiNames:
 
     def _find(self, function: Any) -> Api:
         name = getattr(function, "__name__", type(function).__name__)
-        if isinstance(function, torch._ops.OpOverload):
+        if isinstance(function, internals.Overload):
             space, _, rest = function.name().partition("::")
             return self._made(_SPACES.get(space, space), rest if "." in rest else rest + ".default")
-        if isinstance(function, torch._ops.OpOverloadPacket):
+        if isinstance(function, internals.OverloadPacket):
             space, _, rest = function._qualified_op_name.partition("::")
             return self._made(_SPACES.get(space, space), rest)
         owner = getattr(function, "__self__", None)

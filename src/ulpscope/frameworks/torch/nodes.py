@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from ulpscope.frameworks.torch import tensors
 from ulpscope.frameworks.torch.tensors import Path
 
 _LEAF = (1 << 64) - 1
+_SOME = 8
 Edges = dict[Any, list[Path]]
 Roots = dict[Any, dict[int, Path]]
 Leaving = dict[Any, list[tuple[int, Path]]]
@@ -34,8 +36,11 @@ def nodes_of(result: Any, sequence: int) -> tuple[Roots, Roots]:
     return own, older
 
 
-def numbered(node: Any) -> dict[int, Path]:
-    return {number: (number,) for number in range(len(node._input_metadata))}
+def numbered(node: Any, outputs: Iterable[int]) -> dict[int, Path]:
+    """Its outputs by their numbers: of those that are seen, where an older torch does not say how many it has, and some more."""
+    told = getattr(node, "_input_metadata", None)
+    count = max(_SOME, max(outputs, default=0) + 1) if told is None else len(told)
+    return {number: (number,) for number in range(count)}
 
 
 def in_node_order(first: Any, roots: Roots, leaving: Leaving, parts: Parts) -> tuple[Roots, Leaving, Parts]:
@@ -49,7 +54,7 @@ def in_node_order(first: Any, roots: Roots, leaving: Leaving, parts: Parts) -> t
     here: list[tuple[int, Path]] = [(place, (place,)) for place in range(len(first.next_functions))]
     return (
         {
-            node: numbered(node) if node is first else {n: ("result", *path) for n, path in outputs.items()}
+            node: numbered(node, outputs) if node is first else {n: ("result", *path) for n, path in outputs.items()}
             for node, outputs in roots.items()
         },
         {first: here + behind.pop(first, []), **{node: places for node, places in behind.items() if places}},

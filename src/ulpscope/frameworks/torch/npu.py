@@ -15,14 +15,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from ulpscope.config import read_config_file
 from ulpscope.dtypes import DType
 from ulpscope.errors import CaptureError, ConfigError, did_you_mean
 from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.threads import at_work
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.tensors import leaves
 
 _CHOICES = {"dump_mode": ("output", "input", "all"), "dump_op_switch": ("off", "on")}
@@ -254,14 +253,14 @@ class _Copies:
         self._made: dict[int, tuple[Tensor, bool]] = {}
         self.random = _random_states(npu)
         with _undisturbed(), torch.no_grad():
-            self.given = tree_map(self._copy, (args, kwargs))
+            self.given = internals.tree_map(self._copy, (args, kwargs))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
         """The arguments for a second run, and those tensors among them whose gradients are asked for."""
         inputs = [made.requires_grad_() for made, follow in self._made.values() if follow]
         # A leaf must not be written to, so the call gets a copy of it; the gradient of a copy needs no kernel.
         passed = {id(leaf): leaf.clone() for leaf in inputs}
-        args, kwargs = tree_map(lambda value: passed.get(id(value), value), self.given)
+        args, kwargs = internals.tree_map(lambda value: passed.get(id(value), value), self.given)
         return args, kwargs, inputs
 
     def _copy(self, value: Any) -> Any:
@@ -277,7 +276,7 @@ class _Copies:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """No mode of the user sees what is done inside, and tensors are ordinary ones."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode(False):
+    with internals.no_functions(), internals.no_dispatch_modes(), torch.inference_mode(False):
         yield
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 from ulpscope.frameworks.torch.devices import rank_and_world
 from ulpscope.frameworks.torch.replay_origins import sketch
@@ -54,8 +54,8 @@ class DriftWatch:
         self._output: tuple[float, ...] = ()
         self._started = self._broken = False
         self._hooks: list[RemovableHandle] = []
-        self._steps = StepWatch(self.end_step, lambda: None)
-        self._backward = CodeSwap(torch.autograd.backward, self._around_backward)  # type: ignore[arg-type]
+        self._steps = StepWatch(self.end_step, lambda: None, self._give_up)
+        self._backward = CodeSwap(torch.autograd.backward, self._around_backward)
 
     def install(self) -> None:
         self._hooks = [
@@ -88,12 +88,12 @@ class DriftWatch:
                 self._nudge(module, self._seed)
             self._started = True
         except Exception as error:  # the hook border
-            self._give_up(error)
+            self._give_up("a forward", error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, where: str, error: BaseException) -> None:
         """A track that is not true is worse than none: the program goes on, nothing more is written."""
         self._broken = True
-        log.warning("the drift of this run is not watched: %s: %s", type(error).__name__, error)
+        log.warning("the drift of this run is not watched: %s: %s: %s", where, type(error).__name__, error)
 
     def _nudge(self, module: Module, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -107,12 +107,14 @@ class DriftWatch:
         if self._depth or self._output or self._broken:
             return
         try:
-            floats = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            floats = [
+                leaf for leaf in internals.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            ]
             if floats and floats[0].numel():
                 with torch.no_grad():
                     self._output = sketch(floats[0].detach().double().flatten(), min(_PARTS, floats[0].numel()))
         except Exception as error:  # the hook border
-            self._give_up(error)
+            self._give_up("a backward pass", error)
 
     def _around_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = args[0] if args else kwargs.get("tensors")

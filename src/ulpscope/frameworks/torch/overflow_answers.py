@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ulpscope.frameworks.torch import internals
+
 FINITE, HAS_INF, HAS_NAN = 0, 1, 2
 _SIZE = 32
 _NARROW = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_no_dispatch = torch._C._DisableTorchDispatch
+_no_dispatch = internals.no_dispatch
 
 
 class Answer:
@@ -109,7 +111,7 @@ class _Batch:
 
     def _read(self) -> None:
         assert self._here is not None
-        with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch():
+        with internals.no_functions(), torch.no_grad(), _no_dispatch():
             nan, inf = self._here.isnan().any(0), self._here.isinf().any(0)
             self._found = (nan * HAS_NAN + inf * HAS_INF).tolist()
         self._here = self._event = self._stream = None
@@ -125,6 +127,6 @@ def _landing(there: Tensor) -> Tensor:
 
 def _stream_number(device: torch.device) -> int:
     if device.type == "cuda":
-        return int(torch._C._cuda_getCurrentRawStream(device.index))
+        return int(internals.cuda_stream(device.index))
     current = getattr(getattr(torch, device.type, None), "current_stream", None)
     return 0 if current is None else int(current(device).stream_id)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ulpscope.errors import CaptureError
+from ulpscope.frameworks.torch import internals
 
 VARIABLE = "OVERFLOW_DEBUG_MODE_ENABLE"
 _STATUS_WORDS, _OF_DEBUGGERS = 8, 1
@@ -51,11 +52,11 @@ class DebuggersFlag:
         return False
 
     def get_npu_overflow_flag(self) -> bool:
-        with torch._C.DisableTorchFunction():
+        with internals.no_functions():
             return bool(self._npu.npu_get_float_status(_words(), _OF_DEBUGGERS).cpu()[0])
 
     def clear_npu_overflow_flag(self) -> None:
-        with torch._C.DisableTorchFunction():
+        with internals.no_functions():
             self._npu.npu_clear_float_status(_words(), _OF_DEBUGGERS)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+
+from ulpscope.frameworks.torch import internals
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _HALVES = (torch.float16, torch.bfloat16)
@@ -25,7 +26,7 @@ _INTEGERS = {
 
 def improve_precision(arguments: Arguments) -> Arguments | None:
     """float16 and bfloat16 as float32; where there is none, float32 as float64."""
-    kinds = {leaf.dtype for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
+    kinds = {leaf.dtype for leaf in internals.tree_leaves(arguments) if isinstance(leaf, Tensor)}
     if kinds & set(_HALVES):
         return _cast(arguments, dict.fromkeys(_HALVES, torch.float32))
     return _cast(arguments, {torch.float32: torch.float64}) if torch.float32 in kinds else None
@@ -73,7 +74,7 @@ def no_change(arguments: Arguments) -> Arguments | None:
 def to_cpu(arguments: Arguments) -> Arguments | None:
     """The same on the CPU, halves as float32: it has no kernels of its own for all of them."""
 
-    moved: Arguments = tree_map(_on_cpu, arguments)
+    moved: Arguments = internals.tree_map(_on_cpu, arguments)
     return _cast(moved, dict.fromkeys(_HALVES, torch.float32))
 
 
@@ -92,13 +93,13 @@ WIDENING = frozenset({"improve_precision", "to_cpu"})
 def widest(arguments: Arguments) -> Arguments:
     """Everything in float64 on the CPU: a device that computes wrongly may do so in any dtype."""
     wide = {kind: torch.float64 for kind in (*_HALVES, torch.float32)}
-    on_cpu: Arguments = tree_map(_on_cpu, arguments)
+    on_cpu: Arguments = internals.tree_map(_on_cpu, arguments)
     return _cast(on_cpu, {**wide, torch.complex64: torch.complex128})
 
 
 def float_tensors(value: Any) -> list[Tensor]:
     """The floating point tensors of nested arguments."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [leaf for leaf in internals.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _on_cpu(leaf: Any) -> Any:
@@ -113,7 +114,7 @@ def _cast(arguments: Arguments, kinds: dict[torch.dtype, torch.dtype]) -> Argume
             return leaf.to(kinds.get(leaf.dtype, leaf.dtype))
         return kinds.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
-    done: Arguments = tree_map(cast, arguments)
+    done: Arguments = internals.tree_map(cast, arguments)
     return done
 
 
@@ -123,5 +124,5 @@ def _first(arguments: Arguments, change: Callable[[Tensor], Tensor]) -> Argument
     if not floats:
         return None
     chosen = floats[0]
-    changed: Arguments = tree_map(lambda leaf: change(leaf) if leaf is chosen else leaf, arguments)
+    changed: Arguments = internals.tree_map(lambda leaf: change(leaf) if leaf is chosen else leaf, arguments)
     return changed

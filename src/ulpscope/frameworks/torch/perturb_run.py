@@ -16,11 +16,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.threads import at_work
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.names import UNINITIALISED, ApiNames
 from ulpscope.frameworks.torch.perturb import PERTURBATIONS, WIDENING, Arguments, float_tensors
 from ulpscope.frameworks.torch.tensors import leaves
@@ -149,7 +148,9 @@ class Perturber:
             copies, places = _with_leaves((args, kwargs), waiting.func, set(wanted))
             with _drawing(waiting.random), torch.enable_grad():
                 # What a call overwrites must not be a leaf.
-                passed: Arguments = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, copies)
+                passed: Arguments = internals.tree_map(
+                    lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, copies
+                )
                 made = waiting.func(*passed[0], **passed[1])
                 made = passed[0][0] if made is None and passed[0] else made
                 outputs = {path or (0,): leaf for path, leaf in leaves(made) if isinstance(leaf, Tensor)}
@@ -194,11 +195,11 @@ class Perturber:
 def _undisturbed(*, widening: bool) -> Iterator[None]:
     """No mode of the user sees what is done inside; where values are widened, autocast does not narrow them again."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(_disable_current_modes())
+        stack.enter_context(internals.no_functions())
+        stack.enter_context(internals.no_dispatch_modes())
         stack.enter_context(torch.inference_mode(False))
         if widening:
-            for kind in ("cpu", "cuda", torch._C._get_privateuse1_backend_name()):
+            for kind in ("cpu", "cuda", internals.private_device()):
                 if kind == "cpu" or torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, enabled=False))
         yield
@@ -251,8 +252,8 @@ def _copies(arguments: Arguments) -> Arguments:
             made[id(leaf)] = leaf.detach().clone()
         return made[id(leaf)]
 
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
-        done: Arguments = tree_map(copy, arguments)
+    with internals.no_functions(), internals.no_dispatch_modes(), torch.no_grad():
+        done: Arguments = internals.tree_map(copy, arguments)
         return done
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.perturb import Arguments, float_tensors, widest
 from ulpscope.frameworks.torch.replay_score import UNIT
 
@@ -172,7 +172,7 @@ def _answers(run: Callable[[Arguments], list[Any]], wide: Arguments, exact: list
 
     squares: list[Any] = [0.0] * len(exact)
     for _ in range(_SAMPLES):
-        shaken: Arguments = tree_map(shake, wide)
+        shaken: Arguments = internals.tree_map(shake, wide)
         for at, (new, old) in enumerate(zip(run(shaken), exact, strict=True)):
             if _comparable(new, old):
                 squares[at] = squares[at] + ((new.double() - old.double()) / _STEP).square().nan_to_num(0.0, 0.0, 0.0)

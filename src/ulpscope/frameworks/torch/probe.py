@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from torch.nn import Module
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.base import Observer, OpenCall, Sink, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
-from ulpscope.frameworks.torch import doors
+from ulpscope.frameworks.torch import doors, internals
 from ulpscope.frameworks.torch.backward import BackwardTap
-from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch.codeswap import watching
 from ulpscope.frameworks.torch.collective_tap import CollectiveTap
 from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
@@ -25,6 +25,7 @@ from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.threads import ThreadTap
+from ulpscope.frameworks.torch.warning_lines import WarningTap
 from ulpscope.records import Level
 
 NAME = "pytorch"
@@ -41,7 +42,7 @@ def models_of(model: Any) -> list[Module]:
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    return bool(internals.backward_pass() != -1)
 
 
 def is_data_worker() -> bool:
@@ -52,7 +53,7 @@ def is_data_worker() -> bool:
 def _are_on_cuda(models: Sequence[Module]) -> bool:
     if not torch.cuda.is_initialized():
         return False
-    with torch._C.DisableTorchFunction():
+    with internals.no_functions():
         first = next(parameters_of(models), None)
         return first is None or first.is_cuda
 
@@ -63,7 +64,7 @@ def watch_gradient(value: Any, then: Callable[[Any], None]) -> bool:
         return False
 
     def hook(grad: Tensor) -> None:
-        with torch._C.DisableTorchFunction():
+        with internals.no_functions():
             then(grad)
 
     value.register_hook(hook)
@@ -86,6 +87,7 @@ class TorchProbe:
         kernel_mode: Callable[[ThreadState], Any] | None = None,
         released: Callable[[Any], None] | None = None,
     ) -> None:
+        internals.check()
         kernels = level is Level.KERNEL and vendor is None
         if level is Level.MODULE and _are_on_cuda(models) and not (observer.fast is not None and doors.are_there()):
             measurer.measure_always()  # a kernel more is cheaper than a mode that torch tells of every call
@@ -120,26 +122,28 @@ class TorchProbe:
         self._optimizers = OptimizerTap(observer)
         self._measurer = measurer
         self._released = released
-        self._swapping = CodeSwap(torch.utils.swap_tensors, self._swap_tensors)  # type: ignore[arg-type]
-        replay: Any = torch.cuda.CUDAGraph.replay
-        self._replaying = CodeSwap(replay, self._replay_graph) if isinstance(replay, FunctionType) else None
+        self._warnings = WarningTap()
+        self._rewriting = [
+            *watching(torch.utils, "swap_tensors", self._swap_tensors, observer.trouble),
+            *watching(torch.cuda.CUDAGraph, "replay", self._replay_graph, observer.trouble),
+        ]
         self._installed: list[Any] = []
 
     def install(self) -> None:
         self.remove()  # nothing, unless an exception of a signal handler came between
         try:
-            for tap in (
+            taps: list[Any] = [
                 self.modules,
                 self._collectives,
                 self._optimizers,
                 self._threads,
                 self._compiled,
-                self._swapping,
-                self._replaying,
-            ):
-                if tap is not None:
-                    self._installed.append(tap)
-                    tap.install()
+                *self._rewriting,
+                self._warnings,
+            ]
+            for tap in taps:
+                self._installed.append(tap)
+                tap.install()
         except BaseException:
             self.remove()
             raise

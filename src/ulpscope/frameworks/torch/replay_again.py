@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from ulpscope.errors import DumpError
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.api_arguments import KINDS, UnrunnableError, function_of
@@ -79,7 +79,7 @@ class Repeated:
 
     def row(self, way: Way) -> dict[str, Any]:
         """The fields of a ledger row that come from the values."""
-        floats = [leaf for leaf in tree_leaves((self.args, self.kwargs)) if leaf.is_floating_point()]
+        floats = [leaf for leaf in tensor_leaves((self.args, self.kwargs)) if leaf.is_floating_point()]
         return {
             "op": self.plan.op,
             "dtypes": ",".join(str(leaf.dtype).removeprefix("torch.") for leaf in floats),
@@ -100,8 +100,8 @@ def raw_of(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
     return str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw
 
 
-def tree_leaves(value: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+def tensor_leaves(value: Any) -> list[Tensor]:
+    return [leaf for leaf in internals.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def repeat(
@@ -210,7 +210,9 @@ def api_plan(function: Callable[..., Any], kind: str, name: str) -> Plan:
     """The plan of a function of the API: nothing is known about it but what it is called."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        copies, named = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        copies, named = internals.tree_map(
+            lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+        )
         if name in _INDEXING and isinstance(copies[1], list):  # a dump does not tell a tuple from a list
             copies = (copies[0], tuple(copies[1]), *copies[2:])
         with _NoDraws():
@@ -229,6 +231,11 @@ class DrawsError(Exception):
 
 class _NoDraws(TorchDispatchMode):
     """Refuses kernels that draw random numbers."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports dynamo to keep it out, which changes the process."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]

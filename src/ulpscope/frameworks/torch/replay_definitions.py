@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ulpscope.frameworks.torch import internals
+
 
 def _lstm_layer(
     x: Tensor, weights: tuple[Tensor, ...], hidden: Tensor, cell: Tensor, reverse: bool
@@ -71,11 +73,8 @@ def _gradients(
     forward: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], grads: list[Tensor | None]
 ) -> tuple[Any, ...]:
     """Gradients of a definition, by autograd, from inside a kernel: there autograd is switched off."""
-    keys = torch._C._dispatch_tls_local_exclude_set()
-    for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "AutogradFunctionality", "ADInplaceOrView"):
-        keys = keys.remove(getattr(torch._C.DispatchKey, name))
     with (
-        torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys),
+        internals.with_autograd(),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
     ):

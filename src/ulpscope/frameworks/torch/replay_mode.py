@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import is_meant_for_the_program
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.devices import float32_products
 from ulpscope.frameworks.torch.dispatch_tap import KernelMode, raises_late, redispatch, written_by
@@ -70,15 +71,15 @@ class ReplayTap:
         observer.enter(state)
         try:
             place = self._places.of(state, args)
-            torch._C._set_grad_enabled(False)
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            internals.set_grad_enabled(False)
+            with internals.no_functions(), internals.no_dispatch():
                 plan = self._plan(func)
                 row = self._begin(place, plan, args, kwargs)
                 before = self._before(plan, args, kwargs)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
-            torch._C._set_grad_enabled(grad)
+            internals.set_grad_enabled(grad)
             observer.leave(state)
         lists = [tensor for tensor in written_by(func, args, kwargs) if tensor.is_cpu] if raises_late(func) else []
         versions = [tensor._version for tensor in lists]
@@ -90,13 +91,13 @@ class ReplayTap:
             return result
         observer.enter(state)
         try:
-            torch._C._set_grad_enabled(False)
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            internals.set_grad_enabled(False)
+            with internals.no_functions(), internals.no_dispatch():
                 self._after(plan, row, args, kwargs, before, result)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
-            torch._C._set_grad_enabled(grad)
+            internals.set_grad_enabled(grad)
             observer.leave(state)
         return result
 

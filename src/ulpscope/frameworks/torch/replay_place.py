@@ -11,10 +11,11 @@ from torch.nn import Module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.frameworks.base import ThreadState
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.collective_tap import KIND as COLLECTIVE
 
-_sequence = torch._C._autograd._get_sequence_nr
-_node = torch._C._current_autograd_node
+_sequence = internals.sequence_now
+_node = internals.current_node
 
 
 class Places:
@@ -52,7 +53,7 @@ class Places:
 
     def of(self, state: ThreadState, args: tuple[Any, ...]) -> dict[str, Any]:
         """phase, api, module, param and source of the kernel that is about to run."""
-        if torch._C._current_graph_task_id() != -1:
+        if internals.backward_pass() != -1:
             found = self._backward(state)
             if found is not None:
                 return found

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.replay_measure import measures, rounded_factors
 from ulpscope.frameworks.torch.replay_origins import fingerprint, scalars
@@ -123,7 +124,7 @@ def kernel_plan(kind: str, name: str) -> Plan | None:
     packet_name, _, overload = name.rpartition(".")
     packet = getattr(space, packet_name, None) if space is not None and packet_name else None
     func = getattr(packet, overload, None) if packet is not None else None
-    return references.plan_of(func) if isinstance(func, torch._ops.OpOverload) else None
+    return references.plan_of(func) if isinstance(func, internals.Overload) else None
 
 
 def recorded_arguments(
@@ -220,7 +221,7 @@ def _laid_out(value: Value, bits: Bits) -> Tensor:
     if value.stride is None or value.stride == found.stride() or not found.numel():
         return found
     room = torch.empty_strided(found.shape, value.stride, dtype=found.dtype)
-    return room.copy_(found) if torch._debug_has_internal_overlap(room) == 0 else found
+    return room.copy_(found) if internals.has_overlap(room) == 0 else found
 
 
 def _place(value: Value, names: list[str]) -> str:

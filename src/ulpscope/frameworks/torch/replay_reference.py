@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
 
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.replay_definitions import DEFINITIONS
 from ulpscope.frameworks.torch.replay_scales import MAPS, SCALES
@@ -202,7 +202,7 @@ def _run(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]
         try:
             return outputs(plan, args, kwargs, plan.func(*args, **kwargs))
         except (RuntimeError, NotImplementedError):
-            run = decomposition_table.get(plan.func)
+            run = internals.decompositions.get(plan.func)
             if run is None:
                 raise
     return outputs(plan, args, kwargs, run(*args, **kwargs))

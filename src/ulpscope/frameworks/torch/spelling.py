@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ulpscope.frameworks.torch import internals
+
 _SYMBOLS = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
     "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "<": "lt", "<=": "le", "==": "eq", "!=": "ne",
@@ -25,7 +27,7 @@ _OLD_OPCODES = {
     "LSHIFT": "lshift", "RSHIFT": "rshift", "NEGATIVE": "neg", "INVERT": "invert", "POSITIVE": "pos",
 }  # fmt: skip
 _REFLECTED = {"__add__": "__radd__", "__mul__": "__rmul__"}
-_TORCH_FILES = (torch._tensor.__file__, torch.overrides.__file__)
+_TORCH_FILES = (internals.TENSOR_FILE, torch.overrides.__file__)
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")
 _DOUBLE_LOADS = ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
 _CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")

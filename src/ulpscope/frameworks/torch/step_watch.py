@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch.codeswap import CodeSwap, Trouble
 
 
 class StepWatch:
@@ -26,7 +26,7 @@ class StepWatch:
     While a capture records, its module tap tells `outermost`; while it does not, `install` makes us see for ourselves.
     """
 
-    def __init__(self, next_step: Callable[[], None], first_forward: Callable[[], None]) -> None:
+    def __init__(self, next_step: Callable[[], None], first_forward: Callable[[], None], trouble: Trouble) -> None:
         self._next_step = next_step
         self._first_forward = first_forward
         self._local = threading.local()
@@ -36,7 +36,7 @@ class StepWatch:
         self._optimizer_steps = 0
         self._ended = False
         self._installed = False
-        self._swap = CodeSwap(Module.__call__, self._around)  # type: ignore[arg-type]
+        self._swap = CodeSwap(Module.__call__, self._around, trouble)
         register_optimizer_step_post_hook(self._after_optimizer)
 
     def install(self) -> None:

@@ -7,7 +7,6 @@ runs for an ordinary CPU tensor; for the odd ones it runs with every mode of the
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import weakref
@@ -23,7 +22,7 @@ from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.interruption import is_meant_for_the_program
-from ulpscope.frameworks.torch import direct, names, tensors
+from ulpscope.frameworks.torch import direct, internals, names, tensors
 from ulpscope.frameworks.torch.cuda_gauge import IN_GRAPH, CudaGauge, Plan, is_capturing
 from ulpscope.frameworks.torch.dense import dense_form, is_enormous
 from ulpscope.frameworks.torch.names import Api
@@ -37,7 +36,6 @@ NONE = 0xFFFFFFFF
 identity = object.__hash__
 _CODES = {getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _SWEEP = 10_000
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 # Pinned memory through which full tensors leave a device; also the largest that can be taken.
 _POOL = 1 << 30
 PENDING = "communication may still be under way; what came is the output of the wait"
@@ -112,7 +110,7 @@ class TorchMeasurer:
             reuse=self._reuse,
             rewritten=self._rewritten,
             fresh=self._fresh,
-            wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
+            wrapped=internals.is_transformed,
             measure=None if self._payloads else native.MEASURE_FOR_C,
             measure_flags=self._flags,
             ordinary=direct.is_ordinary,
@@ -120,13 +118,14 @@ class TorchMeasurer:
             others={torch.dtype, torch.device, torch.Size, torch.memory_format, type(...)},
             tensor=Tensor,
             parameter=Parameter,
-            transform=torch._C._functorch.maybe_current_level,
-            tracing=torch._C._get_tracing_state,
+            transform=internals.transform_level,
+            tracing=internals.jit_trace,
             grad_enabled=torch.is_grad_enabled,
-            sequence=torch._C._autograd._get_sequence_nr,
-            no_functions=torch._C.DisableTorchFunction,
-            excluded=functools.partial(torch._C._dispatch_tls_is_dispatch_key_excluded, _AUTOGRAD),
+            sequence=internals.sequence_now,
+            no_functions=internals.no_functions,
+            excluded=internals.below_autograd,
             inference=torch.is_inference_mode_enabled,
+            resizable=internals.is_resizable,
         )
         direct.learn()
         self._fast = fast
@@ -229,7 +228,7 @@ class TorchMeasurer:
         for value in values:
             if isinstance(value, Tensor) and type(value).__name__ != "FakeTensor":
                 # The hook border: a tensor without storage has nothing to distrust.
-                with suppress(Exception), torch._C.DisableTorchFunction():
+                with suppress(Exception), internals.no_functions():
                     self._distrust(value.untyped_storage().data_ptr())
 
     def release(self, value: Any) -> None:
@@ -284,7 +283,7 @@ class TorchMeasurer:
         storage = value.untyped_storage()
         if meta.nbytes and storage.nbytes() < (int(value.storage_offset()) + meta.extent) * meta.itemsize:
             raise RuntimeError("no storage")
-        if reusable and not storage.resizable():
+        if reusable and not internals.is_resizable(storage):
             # Memory that numpy shares cannot be resized, and can be written without our knowledge.
             self._distrust(memory)
             return False
@@ -360,7 +359,7 @@ class TorchMeasurer:
 
     def _odd(self, value: Tensor) -> tuple[int, int, int]:
         """A tensor that is not plain memory: measured through a dense form or a copy, or not, with the reason."""
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        with internals.no_functions(), internals.no_dispatch(), torch.no_grad():
             facts: dict[str, Any] = {"type": tensors.type_name(value)}
             try:
                 facts |= _describe(value)
@@ -432,8 +431,7 @@ def unread_output(api: Api) -> str | None:
 
 def is_wrapped(value: Tensor) -> bool:
     """Whether a tensor belongs to a torch.func transform that is under way."""
-    functorch = torch._C._functorch
-    return functorch.maybe_current_level() is not None and functorch.is_functorch_wrapped_tensor(value)
+    return internals.transform_level() is not None and internals.is_transformed(value)
 
 
 def _describe(value: Tensor) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
-from ulpscope.frameworks.torch import doors
-from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch import doors, internals
+from ulpscope.frameworks.torch.codeswap import CodeSwap, EngineSwap, bordered, watching
 
 MakeMode = Callable[[ThreadState], Any]
 # Of starts: all doors are opened at so many first ones, and at each so-many-th.
@@ -59,9 +59,11 @@ class ThreadTap:
         self._after_backward = after_backward
         self._make_function_mode = make_function_mode
         self._make_dispatch_mode = make_dispatch_mode
-        self._swaps = [
-            CodeSwap(threading.Thread._bootstrap_inner, self._new_thread),  # type: ignore[attr-defined]
-            CodeSwap(torch.autograd.graph._engine_run_backward, self._run_engine),  # type: ignore[arg-type]
+        self._swaps: list[CodeSwap | EngineSwap] = [
+            *watching(threading.Thread, "_bootstrap_inner", self._new_thread, observer.trouble),
+            CodeSwap(internals.run_engine, self._run_engine, observer.trouble)
+            if internals.run_engine is not None
+            else EngineSwap(bordered(self._run_engine, "a backward pass", observer.trouble)),
         ]
         self._has_torch_function: Any = None
         self._starts = 0
@@ -105,12 +107,10 @@ class ThreadTap:
         mode = state.mode[0]
         if mode is None:
             return
-        count = torch._C._len_torch_function_stack()
-        if count == 1 and torch._C._get_function_stack_at(0) is mode:
+        count = internals.count_function_modes()
+        if count == 1 and internals.function_mode_at(0) is mode:
             return
-        if sum(torch._C._get_function_stack_at(place) is mode for place in range(count)) != 1 and not in_our_code(
-            caller
-        ):
+        if sum(internals.function_mode_at(place) is mode for place in range(count)) != 1 and not in_our_code(caller):
             _remove_function_mode(mode)
             _insert_function_mode(mode)
 
@@ -182,7 +182,7 @@ class ThreadTap:
         if self._make_function_mode is None:
             return
         original = self._has_torch_function = torch.overrides.has_torch_function
-        mode_count = torch._C._len_torch_function_stack
+        mode_count = internals.count_function_modes
         state_of = self.observer.state
         reference = weakref.ref(self)
 
@@ -190,51 +190,49 @@ class ThreadTap:
             tap = reference()
             if tap is None or state_of().mode is None or mode_count() > 1:
                 return bool(original(args))
-            mode = torch._C._pop_torch_function_stack() if mode_count() else None
+            mode = internals.pop_function_mode() if mode_count() else None
             try:
                 return bool(original(args))
             finally:
                 if mode is not None:
-                    torch._C._push_on_torch_function_stack(mode)
+                    internals.push_function_mode(mode)
 
         torch.overrides.has_torch_function = has_torch_function
 
 
 def _insert_function_mode(mode: TorchFunctionMode) -> None:
-    above = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
-    torch._C._push_on_torch_function_stack(mode)
+    above = [internals.pop_function_mode() for _ in range(internals.count_function_modes())]
+    internals.push_function_mode(mode)
     for other in reversed(above):
-        torch._C._push_on_torch_function_stack(other)
+        internals.push_function_mode(other)
 
 
 def _drop_dead_modes() -> None:
     """Takes off what a capture that has ended left on a thread it could not reach."""
-    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    modes = [internals.pop_function_mode() for _ in range(internals.count_function_modes())]
     for mode in reversed(modes):
         if not getattr(mode, "is_dead", bool)():
-            torch._C._push_on_torch_function_stack(mode)
+            internals.push_function_mode(mode)
 
 
 def _is_on(mode: TorchFunctionMode) -> bool:
-    count = torch._C._len_torch_function_stack()
-    return any(torch._C._get_function_stack_at(place) is mode for place in range(count))
+    count = internals.count_function_modes()
+    return any(internals.function_mode_at(place) is mode for place in range(count))
 
 
 def _remove_function_mode(mode: TorchFunctionMode) -> None:
-    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    modes = [internals.pop_function_mode() for _ in range(internals.count_function_modes())]
     for other in reversed(modes):
         if other is not mode:
-            torch._C._push_on_torch_function_stack(other)
+            internals.push_function_mode(other)
 
 
 def _remove_dispatch_mode(mode: TorchDispatchMode) -> None:
-    from torch.utils._python_dispatch import _pop_mode, _push_mode
-
     kept = []
-    while torch._C._len_torch_dispatch_stack():
-        other = _pop_mode()
+    while internals.count_dispatch_modes():
+        other = internals.pop_dispatch_mode()
         if other is mode:
             break
         kept.append(other)
     for other in reversed(kept):
-        _push_mode(other)
+        internals.push_dispatch_mode(other)

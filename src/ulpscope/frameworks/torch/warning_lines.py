@@ -1,0 +1,96 @@
+"""Warnings name the line of the program that they name without us, so that its filters still know them.
+
+`warnings.warn` counts frames, and a capture puts some between: those are left out of the count while it is on. A warning of torch's
+C++ names the innermost line of Python, so what we call for the program is called from a frame that stands for its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+_OURS = str(Path(__file__).parents[2])
+_OVERRIDES = torch.overrides.handle_torch_function.__code__
+
+
+class WarningTap:
+    """Counts for `warnings.warn` between `install` and `remove`."""
+
+    def __init__(self) -> None:
+        self._original: Any = None
+
+    def install(self) -> None:
+        original = self._original = warnings.warn
+
+        @functools.wraps(original)
+        def warn(message: Any, category: Any = None, stacklevel: Any = 1, *args: Any, **kwargs: Any) -> None:
+            level = _level(sys._getframe(1), stacklevel) if isinstance(stacklevel, int) else stacklevel
+            original(message, category, level, *args, **kwargs)
+
+        self._ours = warn
+        warnings.warn = warn
+
+    def remove(self) -> None:
+        if self._original is not None and warnings.warn is self._ours:
+            warnings.warn = self._original
+        self._original = None
+
+
+def _level(frame: FrameType, wanted: int) -> int:
+    """How many frames to count from one of ours, where the program's own would be `wanted`."""
+    level = 2
+    for hidden in _outward(frame):
+        if wanted <= 1:
+            break
+        level += 1
+        wanted -= not hidden
+    return level + max(wanted - 1, 0)
+
+
+def _outward(frame: FrameType) -> Iterator[bool]:
+    """Whether each frame around this one is there because of us: our own, torch's way to a mode, and the function that went it,
+    which runs a second time inside."""
+    twice = False
+    walk = frame.f_back
+    while walk is not None:
+        code = walk.f_code
+        if not _is_of_the_loader(code.co_filename):  # those Python leaves out itself
+            twice, told = code is _OVERRIDES, twice
+            yield told or twice or code.co_filename.startswith(_OURS)
+        walk = walk.f_back
+
+
+def _is_of_the_loader(file: str) -> bool:
+    return "importlib" in file and "_bootstrap" in file
+
+
+def _call(function: Any, args: Any, kwargs: Any) -> Any: return function(*args, **kwargs)  # fmt: skip
+
+
+@functools.lru_cache(4096)
+def _call_at(file: str, name: str, line: int) -> CodeType:
+    return _call.__code__.replace(co_filename=file, co_name=name, co_firstlineno=line)
+
+
+def call_from(frame: FrameType, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a function as if from the line at which a frame is."""
+    code = frame.f_code
+    line = frame.f_lineno or code.co_firstlineno
+    return types.FunctionType(_call_at(code.co_filename, code.co_name, line), frame.f_globals)(function, args, kwargs)
+
+
+def caller_of(frame: FrameType, function: Any) -> FrameType:
+    """The frame that called a function of torch, from the one in which torch told a mode of it."""
+    while frame.f_code is _OVERRIDES and frame.f_back is not None:
+        frame = frame.f_back
+    if frame.f_code is getattr(function, "__code__", None) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
