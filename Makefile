@@ -12,12 +12,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test torture lint bench conformance clean
+.PHONY: help venv demo test torture torches lint bench conformance clean
 
 help:
 	@echo "make demo         a guided run on a CPU"
 	@echo "make test         all tests, two workers"
 	@echo "make torture      the hard cases alone, and a table of them (ARGS=\"-m 'slow or not slow'\": also the long ones)"
+	@echo "make torches      the same small programs on ten versions of torch (ARGS=2.15.0: on one)"
 	@echo "make lint         ruff check, ruff format --check, mypy"
 	@echo "make bench        speed against the peer, both in one run"
 	@echo "make conformance  which seed features have a test (ARGS=--missing: only those without)"
@@ -48,6 +49,10 @@ lint: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+
+# Gigabytes for each version, which go again. ARGS="2.1.0 2.15.0" or ARGS="--newest"; .torches is where it works.
+torches: $(STAMP)
+	$(BIN)/python tests/torches/run.py $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)

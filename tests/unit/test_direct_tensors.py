@@ -9,7 +9,7 @@ import torch
 
 import ulpscope
 from ulpscope import taps
-from ulpscope.frameworks.torch import direct
+from ulpscope.frameworks.torch import direct, internals
 
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 
@@ -161,7 +161,7 @@ def test_without_the_silence_the_same_is_recorded(tmp_path: Path, level: str) ->
 
 
 def test_a_torch_that_cannot_be_asked_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch, "_neg_view")
+    monkeypatch.setattr(internals, "as_negative", None)
     direct.learn.cache_clear()
     assert not direct.learn()
     monkeypatch.undo()

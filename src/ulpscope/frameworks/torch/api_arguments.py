@@ -99,7 +99,7 @@ def _npu(name: str) -> Callable[..., Any] | None:
 
 
 def _vf(name: str) -> Callable[..., Any] | None:
-    return getattr(torch._VF, name, None) if name in dir(internals.variable_functions) else None
+    return getattr(internals.VF, name, None) if name in dir(internals.variable_functions) else None
 
 
 _FINDERS: dict[str, Callable[[str], Callable[..., Any] | None]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.nn.modules.dropout import Dropout, Dropout2d, Dropout3d, _DropoutNd
+from torch.nn.modules.dropout import Dropout, Dropout2d, Dropout3d
 
 from ulpscope.errors import ConfigError
 from ulpscope.frameworks.torch.codeswap import CodeSwap
@@ -26,8 +26,9 @@ def dropout_off() -> None:
     """
     for function in (F.dropout, F.dropout2d, F.dropout3d):
         _begin_with(function, "p = 0.0")
-    if _DropoutNd.__init__.__code__.co_filename == inspect.getfile(_DropoutNd):
-        CodeSwap(_DropoutNd.__init__, _without_dropout).install()
+    layer: Any = Dropout.__base__  # has the constructor of all of them
+    if layer.__init__.__code__.co_filename == inspect.getfile(layer):
+        CodeSwap(layer.__init__, _without_dropout).install()
 
 
 def _without_dropout(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

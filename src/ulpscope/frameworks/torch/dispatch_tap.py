@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
@@ -27,7 +26,7 @@ class KernelTap(Protocol):
     def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
-class KernelMode(TorchDispatchMode):
+class KernelMode(internals.DispatchMode):
     """The mode of one thread."""
 
     @classmethod

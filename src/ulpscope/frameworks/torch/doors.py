@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ulpscope import taps
-from ulpscope.frameworks.torch import direct
+from ulpscope.frameworks.torch import direct, internals
 
 log = logging.getLogger(__name__)
 _MAPS = Path("/proc/self/maps")
@@ -37,12 +37,12 @@ def _build(extension: Any) -> bool:
 
 def _functions() -> list[Any]:
     """Methods and attributes of tensors that torch's Python has left as they are, and functions."""
-    tensor = vars(torch._C.TensorBase)
+    tensor = vars(internals.core.TensorBase)
     kinds = (types.MethodDescriptorType, types.GetSetDescriptorType)
     found = [
         value for name, value in tensor.items() if isinstance(value, kinds) and vars(torch.Tensor).get(name) is None
     ]
-    for space in (getattr(torch._C, name, None) for name in _SPACES):
+    for space in (getattr(internals.core, name, None) for name in _SPACES):
         found += [getattr(space, name) for name in dir(space) if not name.startswith("__")]
     return found
 

@@ -109,6 +109,7 @@ no_dispatch_modes = _needed("torch.utils._python_dispatch._disable_current_modes
 count_dispatch_modes = _needed("torch._C._len_torch_dispatch_stack")
 pop_dispatch_mode = _needed("torch.utils._python_dispatch._pop_mode")
 push_dispatch_mode = _needed("torch.utils._python_dispatch._push_mode")
+DispatchMode: Any = _needed("torch.utils._python_dispatch.TorchDispatchMode") or object
 
 # --- what a thread is doing ----------------------------------------------------------------------------------------------
 
@@ -196,7 +197,10 @@ TENSOR_FILE, DISPATCHER_FILE = (
     getattr(_found(path), "__file__", None) or torch.overrides.__file__
     for path in ("torch._tensor", "torch._jit_internal")
 )
-loader_next = _ask("torch.utils.data.dataloader._BaseDataLoaderIter.__next__", None)
+VF = _ask("torch._VF", torch)
+core: Any = _found("torch._C")
+next_batch = _ask("torch.utils.data.dataloader._BaseDataLoaderIter.__next__", None, "batches are not counted")
+optimizer_hooks = [_needed(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")]
 # What begins each backward pass; the oldest versions have no function of Python's there, but an object that anyone may exchange.
 run_engine = _found("torch.autograd.graph._engine_run_backward")
 

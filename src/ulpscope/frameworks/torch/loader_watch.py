@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
-
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 
 
@@ -16,13 +15,16 @@ class LoaderWatch:
     def __init__(self, next_batch: Callable[[int], None]) -> None:
         self._next_batch = next_batch
         self._count = 0
-        self._swap = CodeSwap(_BaseDataLoaderIter.__next__, self._around)
+        next_batch = internals.next_batch
+        self._swaps = [] if next_batch is None else [CodeSwap(next_batch, self._around)]
 
     def install(self) -> None:
-        self._swap.install()
+        for swap in self._swaps:
+            swap.install()
 
     def remove(self) -> None:
-        self._swap.remove()
+        for swap in self._swaps:
+            swap.remove()
 
     def _around(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number, self._count = self._count, self._count + 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.frameworks.base import Observer, OpenCall
+from ulpscope.frameworks.torch import internals
 from ulpscope.naming import OPTIMIZER
 from ulpscope.records import Phase
 
@@ -28,10 +28,7 @@ class OptimizerTap:
         register_optimizer_step_post_hook(self._after)
 
     def remove(self) -> None:
-        for hooks, ours in (
-            (optimizers._global_optimizer_pre_hooks, self._before),
-            (optimizers._global_optimizer_post_hooks, self._after),
-        ):
+        for hooks, ours in zip(internals.optimizer_hooks, (self._before, self._after), strict=True):
             # Looked for, not remembered: what remembers can be interrupted.
             for key in [key for key, hook in hooks.items() if hook == ours]:
                 del hooks[key]

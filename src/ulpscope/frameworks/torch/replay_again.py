@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch import internals
@@ -229,7 +228,7 @@ class DrawsError(Exception):
     """A call that draws random numbers: run again, it is another call."""
 
 
-class _NoDraws(TorchDispatchMode):
+class _NoDraws(internals.DispatchMode):
     """Refuses kernels that draw random numbers."""
 
     @classmethod

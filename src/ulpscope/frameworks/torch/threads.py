@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
@@ -227,7 +226,7 @@ def _remove_function_mode(mode: TorchFunctionMode) -> None:
             internals.push_function_mode(other)
 
 
-def _remove_dispatch_mode(mode: TorchDispatchMode) -> None:
+def _remove_dispatch_mode(mode: Any) -> None:
     kept = []
     while internals.count_dispatch_modes():
         other = internals.pop_dispatch_mode()
