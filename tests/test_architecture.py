@@ -297,7 +297,11 @@ GOOD: list[tuple[Rule, str, str]] = [
     (framework_imports, "capture/recorder.py", "from ulpscope.frameworks import torch"),
     (framework_imports, "capture/recorder.py", "import sys\nsys.modules.get('torch')"),
     (private_names_of_torch, "frameworks/torch/internals.py", "x = torch._C._functorch"),
-    (private_names_of_torch, "frameworks/torch/tensors.py", "x = value._version, torch.__version__, torch.ops._c10d_functional"),
+    (
+        private_names_of_torch,
+        "frameworks/torch/tensors.py",
+        "x = value._version, torch.__version__, torch.ops._c10d_functional",
+    ),
     (too_long, "store/reader.py", "\n" * 500),
     (too_long, "_native.c", "\n" * 700),
     (names_that_say_nothing, "store/layout.py", ""),
