@@ -22,7 +22,7 @@ from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, counted, next_commands
 from ulpscope.report.outcome import Answer
 from ulpscope.report.panel import verdict_line
-from ulpscope.store.layout import find_places
+from ulpscope.store.layout import find_dumps
 from ulpscope.store.ledger import Row, find_ledgers, read_ledger
 from ulpscope.store.places import is_replayable
 from ulpscope.store.reader import Dump, open_dump, open_run
@@ -117,7 +117,7 @@ def _from_replay(runs: tuple[str, ...], command: list[str] | None, output: str |
 
 def _is_unreplayable(run: Path) -> bool:
     """A dump whose calls cannot be run again."""
-    if not run.exists() or find_ledgers(run) or not find_places(run):
+    if not run.exists() or find_ledgers(run) or not find_dumps(run):
         return False
     return not any(is_replayable(dump) for dump in open_run(run))
 
@@ -146,7 +146,7 @@ def _from_statistics(runs: tuple[str, ...]) -> _Judged:
 
 def _attribution(reference: Path, target: Path) -> Attribution | None:
     """Who explains the loss gap, where both runs are dumps with tensors and gradients."""
-    if not all(run.exists() and not find_ledgers(run) and find_places(run) for run in (reference, target)):
+    if not all(run.exists() and not find_ledgers(run) and find_dumps(run) for run in (reference, target)):
         return None
     from ulpscope.replay.effects import loss_gap  # brings torch
 
@@ -168,7 +168,7 @@ def _attribution(reference: Path, target: Path) -> Attribution | None:
 
 def _read(run: Path) -> list[Row]:
     paths = find_ledgers(run) if run.exists() else []
-    if not paths and run.exists() and find_places(run):
+    if not paths and run.exists() and find_dumps(run):
         from ulpscope.replay.offline import rows_from_dumps  # brings torch
 
         return rows_from_dumps(run)

@@ -103,6 +103,16 @@ class Outcome:
         return list(dict.fromkeys(each for unit in self.units for each in unit.surroundings))
 
     @property
+    def lacks(self) -> list[str]:
+        """What cannot be said for sure: how dumps end that are not complete, and how many files are gone."""
+        found = sorted({ending for unit in self.units for ending in unit.endings})
+        gone = []
+        for at, side in enumerate(("reference", "target")):
+            count = sum(len(unit.divergence.missing[at]) for unit in self.units)
+            gone += [f"{count} of the {side}"] if count else []
+        return found + ([f"files with elements are missing: {', '.join(gone)}"] if gone else [])
+
+    @property
     def answer(self) -> Answer:
         if not self.calls or sum(self.alone) == self.calls:
             return Answer.NOTHING

@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from ulpscope.compat.msprobe.comparing import (
 from ulpscope.compat.msprobe.merge import merge_result
 from ulpscope.compat.msprobe.overflow_command import add_overflow_command
 from ulpscope.compat.msprobe.precheck import add_commands
-from ulpscope.errors import ConfigError, UlpscopeError
+from ulpscope.errors import CRASHED, ConfigError, UlpscopeError, crash_text
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 20
@@ -44,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A name may hold what no terminal and no log file can be given.
         _log.error("%s", str(error).encode("utf-8", "backslashreplace").decode())
         return 2
+    except OSError as error:
+        _log.error("cannot use %s: %s; choose another place", error.filename, error.strerror or error)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        _log.error("%s", crash_text(error))
+        return CRASHED
     return 0
 
 

@@ -30,11 +30,11 @@ from ulpscope.report.first_difference import write_first_difference
 from ulpscope.report.table import Row, Sheet
 from ulpscope.report.xlsx import write_xlsx
 from ulpscope.store import layout
+from ulpscope.store.formats.msprobe_reader import MsprobeDump
 from ulpscope.store.reader import Dump, open_dump
 
 _log = logging.getLogger(__name__)
 DUMP, DEBUG = layout.MSPROBE
-_STACKS = "stack.json"
 _PRINT_LOG = "is_print_compare_log"
 _SHEET = "Sheet"
 # As in 8.2.1, a little below what a sheet holds; with more rows there are no colours.
@@ -142,9 +142,11 @@ def shows_stacks(npu: Path, stacks: Path | None, *, stack_mode: bool) -> bool | 
         raise ConfigError(
             [f"stack_path {str(stacks)!r} does not exist; leave it out and stack.json is found by itself"]
         )
-    beside = npu.parent / _STACKS
-    if stack_mode and not (beside.is_file() and beside.samefile(stacks)):
-        raise ConfigError([f"stack_path is {str(stacks)!r}; it must be the {_STACKS} beside npu_path, {str(beside)!r}"])
+    own = layout.beside(npu, layout.STACKS)
+    if stack_mode and not (own.is_file() and own.samefile(stacks)):
+        raise ConfigError(
+            [f"stack_path is {str(stacks)!r}; it must be the {layout.STACKS} beside npu_path, {str(own)!r}"]
+        )
     return stack_mode
 
 
@@ -156,9 +158,10 @@ def compare_files(npu: Path, bench: Path, wanted: Wanted, *, stacks: bool | None
     for path in (npu, bench):
         if not path.exists():
             raise ConfigError([f"{path} does not exist; give a dump.json, a debug.json or the folder of a step"])
-    if (npu.name == DEBUG) != (bench.name == DEBUG):
+    saved, theirs = _is_saved(npu), _is_saved(bench)
+    if saved is not theirs:
         raise ConfigError([f"{npu} and {bench} are not of one kind; compare a {DEBUG} with a {DEBUG}"])
-    return _write(Unit(0, 0, bench, npu), wanted, label="", saved=npu.name == DEBUG, stacks=stacks, progress=True)
+    return _write(Unit(0, 0, bench, npu), wanted, label="", saved=saved, stacks=stacks, progress=True)
 
 
 def compare_folders(npu: Path, bench: Path, wanted: Wanted) -> list[Path]:
@@ -234,6 +237,14 @@ def _has(folder: Path, *, saved: bool) -> bool:
     return not saved
 
 
+def _is_saved(path: Path) -> bool:
+    """Whether a named file holds values that were saved one by one, as debug.json does under whatever name."""
+    if not path.is_file():
+        return False
+    ids = open_dump(path).ids()
+    return all(call.kind == SAVED for call in ids) if ids else path.name == DEBUG
+
+
 def _write(
     unit: Unit,
     wanted: Wanted,
@@ -285,8 +296,8 @@ def _advise(folder: Path, verdicts: FirstWrong, stamp: str, rank: int | None) ->
 
 
 def _has_stacks(target: Dump) -> bool:
-    if layout.is_msprobe(target.folder):
-        return (target.folder / _STACKS).is_file()
+    if isinstance(target, MsprobeDump):
+        return layout.beside(target.folder, layout.STACKS).is_file()
     return len(target) > 0 and target.nth(0).stack is not None
 
 
@@ -299,13 +310,12 @@ def _can_be_coloured(target: Dump) -> bool:
 
 def _count(target: Dump) -> int:
     """How many values a dump has. Those of msprobe are counted by their types, as reading them all would take long."""
-    if not layout.is_msprobe(target.folder):
+    if not isinstance(target, MsprobeDump):
         return target.value_count
     found = 0
-    for path in (target.folder / name for name in layout.MSPROBE):
-        if path.is_file():
-            with path.open("rb") as file:
-                found += sum(chunk.count(b'"type"') for chunk in iter(partial(file.read, _CHUNK), b""))
+    for path in target.files:
+        with path.open("rb") as file:
+            found += sum(chunk.count(b'"type"') for chunk in iter(partial(file.read, _CHUNK), b""))
     return found
 
 

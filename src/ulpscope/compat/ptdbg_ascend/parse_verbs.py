@@ -54,7 +54,7 @@ def compare_kernels(say: Say, mine: str, golden: str, out: str | None) -> bool:
     say(f'[INFO] The comparison result have been written to "{path}".')
     say(f"[INFO] The command was completed and took {time.monotonic() - started:.0f} seconds.")
     say("[INFO] Compare finished!!")
-    return not (reference.problems or target.problems)
+    return not (reference.problems or target.problems or failed)
 
 
 def convert_kernels(say: Say, source: str, layout: str | None, out: str | None) -> bool:

@@ -100,7 +100,7 @@ class MsprobeValues:
             number = self._payload_numbers[key] = len(self.payload_names)
             self.payload_names.append(name)
         element = DTYPES.get((dtype or "").removeprefix("torch."))
-        return Payload(number, numel * element.itemsize if element is not None else 0)
+        return Payload(number, max(numel, 0) * element.itemsize if element is not None else 0)
 
     def refuse(self, file: str, place: str, why: str) -> NoReturn:
         raise DumpError(f"{self._folder / file}: {place} {why}")
@@ -172,7 +172,8 @@ class _Walk:
                 checksum = int(checksum, 16)
             else:
                 extra, checksum = {**extra, "md5": _plain(checksum)}, None
-        numel = math.prod(shape)
+        # A ragged tensor has sizes of -1: nobody says how many elements that makes.
+        numel = -1 if any(size < 0 for size in shape) else math.prod(shape)
         if numel >= _ENDLESS:
             self.refuse(section, (*path, "shape"), f"is {_shown(leaf['shape'])}, more elements than can be")
         name, payload = leaf.get("data_name"), None
