@@ -1,6 +1,6 @@
 """The command line of msprobe: `msprobe -f pytorch compare ...`, `merge_result`, `run_ut` and others.
 
-Bad input is one message and exit code 2. `-f` before the subcommand is the framework, after it fuzzy matching or a filter.
+Bad input is one message and exit code 2, a comparison of nothing 4. `-f` before the subcommand is the framework, after it fuzzy matching or a filter.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ulpscope.errors import CRASHED, ConfigError, UlpscopeError, crash_text
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 20
+_NOTHING = 4
 # The manual's own examples have remarks behind the values.
 _REMARK = re.compile(r'(?m)#[^"\n]*$')
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     logging.basicConfig(format="%(asctime)s (%(process)d) [%(levelname)s] %(message)s", level=logging.INFO)
     try:
-        asked.run(asked)
+        return asked.run(asked) or 0
     except UlpscopeError as error:
         # A name may hold what no terminal and no log file can be given.
         _log.error("%s", str(error).encode("utf-8", "backslashreplace").decode())
@@ -53,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         _log.error("%s", crash_text(error))
         return CRASHED
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,10 +91,14 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
     option("-i", "--input_dir", required=True, metavar="FOLDER", help="The results of all ranks.")
     option("-o", "--output_dir", required=True, metavar="FOLDER", help="Where the workbook goes.")
     option("-config", "--config-path", required=True, metavar="FILE", help="A yaml file with api and compare_index.")
-    parser.set_defaults(run=lambda asked: merge_result(asked.input_dir, asked.output_dir, asked.config_path))
+    parser.set_defaults(run=_merge)
 
 
-def _compare(asked: argparse.Namespace) -> None:
+def _merge(asked: argparse.Namespace) -> None:
+    merge_result(asked.input_dir, asked.output_dir, asked.config_path)
+
+
+def _compare(asked: argparse.Namespace) -> int:
     npu, bench, stacks, print_log = read_input(_read_json(Path(asked.input_path)))
     if asked.data_mapping and asked.fuzzy_match:
         raise ConfigError(["-dm says which values belong together; it cannot be used with -f"])
@@ -115,15 +119,16 @@ def _compare(asked: argparse.Namespace) -> None:
     names = read_mapping(asked.data_mapping) if asked.data_mapping else Mapping()
     wanted = Wanted(output, asked.fuzzy_match, asked.highlight, not asked.compare_only, print_log, names)
     if asked.diff_analyze:
-        return first_difference(npu, bench, wanted)
-    if not npu.is_dir():
-        compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=asked.stack_mode))
+        compared = first_difference(npu, bench, wanted)
+    elif not npu.is_dir():
+        compared = compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=asked.stack_mode))
     elif names:
         raise ConfigError(
             ["-dm is for one card; give two files dump.json as npu_path and bench_path"], asked.input_path
         )
     else:
-        compare_folders(npu, bench, wanted)
+        compared = compare_folders(npu, bench, wanted)
+    return 0 if compared else _NOTHING
 
 
 def _read_json(path: Path) -> Any:
