@@ -213,6 +213,13 @@ def test_a_partly_copied_dump_is_incomplete_and_the_files_are_counted(side: str,
     code, said = compare(*sides.values())
     assert code == 3 and f"files with elements are missing: {len(files) - kept} of the {side}" in said, said
     assert compare(*sides.values(), "--no-elements")[0] == 0
+    # A copy in another format says it, and is no more whole than the original.
+    for form in ("native", "msprobe"):
+        with redirect_stderr(io.StringIO()) as heard, pytest.raises(SystemExit) as ended:
+            main(["convert", str(sides[side]), str(tmp_path / form), "--to", form])
+        assert ended.value.code == 3 and f"{len(files) - kept} files with elements" in heard.getvalue()
+    other = next(path for name, path in sides.items() if name != side)
+    assert compare(tmp_path / "native", other)[0] == compare(tmp_path / "msprobe", other)[0] == 3
     # What is there says that they differ: that is an answer.
     text = sides[side].read_text().replace('"Max": 4.0', '"Max": 400.0')
     sides[side].write_text(text)

@@ -391,6 +391,18 @@ def test_files_that_hold_nothing_say_so(tmp_path: Path) -> None:
 GOOD = value("Torch_f_0_forward_output")
 
 
+@pytest.mark.parametrize("frames", ["text", [["net.py", 58, "f", "x"]], [["net.py"]], None, {}])
+def test_a_line_that_is_no_stack_is_left_out_and_that_is_said(
+    tmp_path: Path, frames: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [GOOD, [GOOD[0].replace("output", "stack_info"), frames]]
+    (tmp_path / "dump.pkl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dump = open_dump(tmp_path / "dump.pkl")
+    (call,) = dump.calls()
+    assert dump.stack(call) == [] and len(call.values) == 1
+    assert "1 lines are no stacks; they are left out" in caplog.text
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -402,9 +414,6 @@ GOOD = value("Torch_f_0_forward_output")
         '["Torch_f_0_forward_output", 0',
         "[" * 100_000,
         '["Torch_f_0_forward_stack_info", ' + "[" * 100_000 + "]" * 100_000 + "]",
-        json.dumps(["Torch_f_0_forward_stack_info", "text"]),
-        json.dumps(["Torch_f_0_forward_stack_info", [["net.py", 58, "f", "x"]]]),
-        json.dumps(["Torch_f_0_forward_stack_info", [["net.py"]]]),
         json.dumps(["Torch_f_forward_output", *GOOD[1:]]),
         json.dumps(["Torch_f_99999999999_forward_output", *GOOD[1:]]),
         json.dumps(["Torch_f_0_sideways_output", *GOOD[1:]]),

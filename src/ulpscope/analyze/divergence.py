@@ -100,8 +100,6 @@ class Divergence:
     only_target: int = 0
     unknown: list[tuple[str, str]] = field(default_factory=list)
     unknown_count: int = 0
-    missing: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
-    """The files with elements that the reference, and the target, name and have not."""
     passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None
 
@@ -158,8 +156,6 @@ class Search:
                 if len(found.unknown) < _MOST:
                     text = f"{_slot(each)}: {each.verdict.text}"
                     found.unknown.append((call_text(comparison.match.call.id), text))
-                if Code.UNREADABLE in each.verdict.codes:
-                    self._note_missing(each)
         finding = self._status(comparison, ins, outs)
         found.statuses[finding.status] += 1
         self._note(comparison, finding)
@@ -365,11 +361,6 @@ class Search:
         text: str,
     ) -> Finding:
         return Finding(status, self.found.step, self.found.rank, comparison, into, out, limit, text)
-
-    def _note_missing(self, each: Comparison) -> None:
-        for files, value in zip(self.found.missing, (each.reference, each.target), strict=True):
-            if value is not None and "missing" in value.extra and "overwritten" not in value.extra:
-                files.add(str(value.extra["missing"]))
 
     # --- what is kept -------------------------------------------------------------------------------------------
 

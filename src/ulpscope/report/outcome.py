@@ -33,13 +33,16 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class UnitOutcome:
-    """One step of one rank: what was found, the stacks of the findings, and how the two dumps end."""
+    """One step of one rank: what was found, the stacks of the findings, and how the two dumps end.
+
+    `missing`: how many files with elements the reference, and the target, name and have not."""
 
     divergence: Divergence
     stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     endings: tuple[str, ...] = ()
     surroundings: tuple[tuple[str, Any, Any], ...] = ()
     artefacts: tuple[Path, ...] = ()
+    missing: tuple[int, int] = (0, 0)
 
     @property
     def differs(self) -> bool:
@@ -108,7 +111,7 @@ class Outcome:
         found = sorted({ending for unit in self.units for ending in unit.endings})
         gone = []
         for at, side in enumerate(("reference", "target")):
-            count = sum(len(unit.divergence.missing[at]) for unit in self.units)
+            count = sum(unit.missing[at] for unit in self.units)
             gone += [f"{count} of the {side}"] if count else []
         return found + ([f"files with elements are missing: {', '.join(gone)}"] if gone else [])
 
@@ -119,7 +122,7 @@ class Outcome:
         cut = any(unit.endings for unit in self.units)
         if any(unit.differs for unit in self.units) or (not cut and (self.only_reference or self.only_target)):
             return Answer.DIFFERS
-        unknown = any(unit.divergence.unknown_count for unit in self.units)
+        unknown = any(unit.divergence.unknown_count or any(unit.missing) for unit in self.units)
         return Answer.INCOMPLETE if cut or unknown else Answer.AGREES
 
     def stack(self, finding: Finding) -> tuple[Frame, ...]:

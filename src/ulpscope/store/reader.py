@@ -89,6 +89,12 @@ class Dump:
             return f"the process ended, or is still running, before the step was closed{last}"
         return self.manifest.notes[-1] if self.manifest.notes else self.manifest.state
 
+    @property
+    def missing(self) -> set[str]:
+        """The files with elements that are named and not there, of the values that were read so far."""
+        told = (extra for *_, extra in self._metas.values() if "missing" in extra and "overwritten" not in extra)
+        return {str(extra["missing"]) for extra in told}
+
     def calls(self) -> Iterator[CallRecord]:
         """Every call in execution order."""
         for row in self._order:

@@ -83,6 +83,10 @@ class MsprobeDump(Dump):
         """What its calls are read from."""
         return [file.path for file in self._files]
 
+    @property
+    def missing(self) -> set[str]:
+        return self._leaves.missing
+
     def calls(self) -> Iterator[CallRecord]:
         for number in range(len(self)):
             yield self._record(number)

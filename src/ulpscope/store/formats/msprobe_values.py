@@ -55,6 +55,7 @@ class MsprobeValues:
         self._tensors = tensors
         self._payload_numbers: dict[tuple[int, str], int] = {}
         self.payload_names: list[str] = []
+        self.missing: set[str] = set()
         self._leaves = Leaves(Value, _slot, ToldStats, _EMPTY, _USUAL)
 
     def short(self, file: JsonEntries, number: int, call: CallId) -> tuple[Value, ...] | None:
@@ -93,6 +94,7 @@ class MsprobeValues:
         """The payload in a file beside the dump; None where there is no such file."""
         inode, _ = self._tensors.get(name, (None, False))
         if inode is None:
+            self.missing.add(name)
             return None
         key = (inode, "") if inode else (0, name)
         number = self._payload_numbers.get(key)

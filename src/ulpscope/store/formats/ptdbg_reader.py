@@ -181,6 +181,7 @@ class PtdbgDump(LinesDump):
             return None
         if f"{name}.npy" not in self._tensors:
             extra["missing"] = f"{name}.npy"
+            self._missing.add(extra["missing"])
         elif self._last[name] != number:
             extra["missing"] = f"{name}.npy: a later call of the same name wrote over it"
             extra["overwritten"] = True  # by the tool itself: nothing was lost since
