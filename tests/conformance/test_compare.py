@@ -705,7 +705,7 @@ def test_003_056_a_fuzzy_match_is_said(tmp_path: Path) -> None:
     assert row["Err_message"] == "Fuzzy matching data, the comparison accuracy may be affected."
 
 
-def test_003_057_059_060_files_that_are_not_there(tmp_path: Path) -> None:
+def test_003_057_059_060_files_that_are_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = {"Torch.f.0": {("output", 0): np.ones((2, 3), np.float32)}}
     npu, bench = (write_elements(tmp_path / side, values) for side in ("npu", "bench"))
     without = write_json(tmp_path / "none", {"Torch.f.0.forward": call([], [tensor()])}, task="tensor")
@@ -715,6 +715,7 @@ def test_003_057_059_060_files_that_are_not_there(tmp_path: Path) -> None:
     name = "Torch.f.0.forward.output.0.pt"
     said = command(tmp_path, npu, bench, code=4)[0]["Err_message"]
     assert said == f"Dump file: ['{name}', '{name}'] not found or read failed."
+    assert f"Files with elements are missing or cut: 1 of {npu}" in caplog.text
 
 
 def test_003_058_061_what_has_no_counterpart(tmp_path: Path) -> None:

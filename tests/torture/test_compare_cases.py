@@ -211,7 +211,7 @@ def test_a_partly_copied_dump_is_incomplete_and_the_files_are_counted(side: str,
     for path in files[kept:]:
         path.unlink()
     code, said = compare(*sides.values())
-    assert code == 3 and f"files with elements are missing: {len(files) - kept} of the {side}" in said, said
+    assert code == 3 and f"files with elements are missing or cut: {len(files) - kept} of the {side}" in said, said
     assert compare(*sides.values(), "--no-elements")[0] == 0
     # A copy in another format says it, and is no more whole than the original.
     for form in ("native", "msprobe"):
@@ -240,6 +240,23 @@ def test_a_partly_copied_native_dump_is_incomplete(name: str, keep: float, tmp_p
     code, said = compare(tmp_path / "a", tmp_path / "b")
     assert code == (4 if name == "calls.bin" and not keep else 3), said
     assert name in said and "cut" in said
+    assert ("missing or cut: 1 of the target" in said) is (name == "payload.bin")
+
+
+@case("blame_cut")
+def test_a_partly_copied_dump_of_kernels_is_not_cleared_by_the_judge(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path / "a", level="kernel", tensors=True):
+        for n in range(5):
+            torch.full((8, 8), float(n)).mm(torch.ones(8, 8))
+    path = tmp_path / "a" / "step0" / "rank0" / "payload.bin"
+    for kept, code in ((1.0, 0), (0.5, 3), (0.0, 3)):
+        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * kept)])
+        heard = io.StringIO()
+        with redirect_stdout(heard), pytest.raises(SystemExit) as ended:
+            main(["blame", str(tmp_path / "a")])
+        assert ended.value.code == code, heard.getvalue()
+        assert ("missing or cut" in heard.getvalue()) is (code == 3)
+        assert ("nothing is wrong" in heard.getvalue()) is (code == 0)
 
 
 @case("cmp_missing_npy")
@@ -249,7 +266,7 @@ def test_a_partly_copied_dump_of_the_older_tool_is_incomplete(tmp_path: Path) ->
     assert compare(tmp_path / "a", tmp_path / "b")[0] == 0
     next((tmp_path / "b").rglob("*output*.npy")).unlink()
     code, said = compare(tmp_path / "a", tmp_path / "b")
-    assert code == 3 and "files with elements are missing: 1 of the target" in said, said
+    assert code == 3 and "files with elements are missing or cut: 1 of the target" in said, said
 
 
 @case("cmp_bad_stacks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,17 @@ def _from_replay(runs: tuple[str, ...], command: list[str] | None, output: str |
         where, target = Path(runs[-1]), _read(Path(runs[-1]))
     else:
         where, target = _live(command, output, from_start)
-    return _of(judge(target, reference), target, where)
+    judgement = judge(target, reference)
+    gone = sum(_missing(Path(run)) for run in runs)
+    if gone and judgement.first is None and not judgement.doubt:
+        text = f"No call is named, but {gone} files with elements are missing or cut: their calls were not judged."
+        judgement = replace(judgement, doubt=text)
+    return _of(judgement, target, where)
+
+
+def _missing(run: Path) -> int:
+    """How many files with elements a run of dumps should have and has not whole."""
+    return 0 if not run.exists() or find_ledgers(run) else sum(len(dump.missing) for dump in open_run(run))
 
 
 def _is_unreplayable(run: Path) -> bool:

@@ -57,7 +57,7 @@ def ops(
     ulpscope check ops dump_path/step0/rank0   a dump of msprobe
 
     A run without tensors gets inputs made from its statistics, and is run again. A call is wrong where rounding does not
-    explain its error. Exit code: 0 nothing is wrong, 1 a call is wrong, 3 files with elements are missing, 4 nothing could be run.
+    explain its error. Exit code: 0 nothing is wrong, 1 a call is wrong, 3 files with elements are missing or cut, 4 nothing could be run.
     """
     from ulpscope.frameworks.torch.api_arguments import is_known  # brings torch
     from ulpscope.frameworks.torch.api_runner import ApiRunner, default_device
@@ -82,7 +82,9 @@ def ops(
         sys.exit(0 if exit_zero else 1)
     missing = sum(_missing(dump) for dump in dumps)
     if missing:
-        raise DumpError(f"{missing} files with elements that {run} names are missing; their calls were not judged")
+        raise DumpError(
+            f"{missing} files with elements that {run} names are missing or cut; their calls were not judged"
+        )
     sys.exit(0 if content["judged"] else _NOTHING)
 
 

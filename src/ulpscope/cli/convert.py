@@ -87,7 +87,7 @@ def convert(
     click.echo(f"ulpscope: wrote {done} calls of {len(places)} dump{plural} to {dest}", err=True)
     if missing:
         raise DumpError(
-            f"{missing} files with elements that {source} names are missing; the values have their statistics"
+            f"{missing} files with elements that {source} names are missing or cut; the values have their statistics"
         )
 
 

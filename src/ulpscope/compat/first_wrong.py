@@ -10,6 +10,7 @@ from pathlib import Path
 from ulpscope.analyze.advice import ACCURATE, NOT_ACCURATE
 from ulpscope.dtypes import DTYPES
 from ulpscope.report.table import Cell, Row
+from ulpscope.store.reader import Dump
 
 VERDICTS = ("Result", "Accuracy Reached or Not")
 # What a table says of a row that it cannot judge, and the error below which the manual takes a value for accurate.
@@ -26,6 +27,12 @@ def ranks_differ(npu: Path, ours: int, bench: Path, theirs: int) -> str:
         "The number of ranks in the two runs are different. Unable to match the ranks. Please use another folder to "
         f"compare or use compare() api and manually match the ranks. {npu} has {ours}, {bench} has {theirs}"
     )
+
+
+def missing_files(npu: Dump, bench: Dump) -> str:
+    """What is said of files with elements that should be there; nothing where all are."""
+    counts = [f"{len(dump.missing)} of {dump.folder}" for dump in (npu, bench) if dump.missing]
+    return f"Files with elements are missing or cut: {', '.join(counts)}" if counts else ""
 
 
 class FirstWrong:

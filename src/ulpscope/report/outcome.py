@@ -35,7 +35,7 @@ class Answer(enum.Enum):
 class UnitOutcome:
     """One step of one rank: what was found, the stacks of the findings, and how the two dumps end.
 
-    `missing`: how many files with elements the reference, and the target, name and have not."""
+    `missing`: how many files with elements the reference, and the target, should have and have not whole."""
 
     divergence: Divergence
     stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Outcome:
         for at, side in enumerate(("reference", "target")):
             count = sum(unit.missing[at] for unit in self.units)
             gone += [f"{count} of the {side}"] if count else []
-        return found + ([f"files with elements are missing: {', '.join(gone)}"] if gone else [])
+        return found + ([f"files with elements are missing or cut: {', '.join(gone)}"] if gone else [])
 
     @property
     def answer(self) -> Answer:

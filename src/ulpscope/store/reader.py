@@ -91,9 +91,13 @@ class Dump:
 
     @property
     def missing(self) -> set[str]:
-        """The files with elements that are named and not there, of the values that were read so far."""
+        """The files with elements that should be there and are missing or cut, of the values that were read so far."""
         told = (extra for *_, extra in self._metas.values() if "missing" in extra and "overwritten" not in extra)
-        return {str(extra["missing"]) for extra in told}
+        found = {str(extra["missing"]) for extra in told}
+        size = self.manifest.counts.get("payload_bytes", 0)
+        if self.manifest.state == "complete" and isinstance(size, int) and len(self._payload_file) < size:
+            found.add(layout.PAYLOAD)
+        return found
 
     def calls(self) -> Iterator[CallRecord]:
         """Every call in execution order."""

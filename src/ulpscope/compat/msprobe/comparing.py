@@ -19,8 +19,9 @@ from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping as Names
+from ulpscope.compare.rules import Kind
 from ulpscope.compare.runs import Unit, executor_for
-from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, ranks_differ
+from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, missing_files, ranks_differ
 from ulpscope.errors import ConfigError, did_you_mean
 from ulpscope.naming import SAVED
 from ulpscope.report import legacy
@@ -291,6 +292,9 @@ def _write(
         _log.info("The comparison result is saved in: %s", path)
         if wanted.advice:
             _advise(wanted.output, verdicts, stamp, unit.rank if label else None)
+    gone = missing_files(target, reference) if table.kind is Kind.ELEMENTS else ""
+    if gone:
+        _log.warning("%s: %s", path, gone)
     if not verdicts.compared:
         _log.error("%s: %s", path, NOTHING_COMPARED)
     return verdicts.compared

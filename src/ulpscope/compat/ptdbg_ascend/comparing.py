@@ -19,7 +19,7 @@ from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import relative_error
-from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, ranks_differ
+from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, missing_files, ranks_differ
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
 from ulpscope.errors import did_you_mean
 from ulpscope.report import legacy
@@ -211,6 +211,9 @@ def _write(npu: _Side, bench: _Side, wanted: _Wanted, folder: Path, *, label: st
         if whole and wanted.advice:
             suspect = first_suspect(first.pairs())
             _advise(replace(suspect, node=first.name or suspect.node), folder / f"advisor_{label}{stamp}.txt")
+    gone = missing_files(target, reference) if whole else ""
+    if gone:
+        _log.warning("%s: %s", path, gone)
     if not first.compared:
         _log.error("%s: %s", path, NOTHING_COMPARED)
 

@@ -271,7 +271,11 @@ class MsprobeDump(Dump):
         path = f"{self._tensor_folder}{os.sep}{name}"
         if not self._tensors[name][1]:
             raise DumpError(f"{path} is a symbolic link or no file; a dump holds plain files only")
-        found = map_pt(path)
+        try:
+            found = map_pt(path)
+        except DumpError:
+            self._leaves.missing.add(name)
+            raise
         told = tuple(value.extra.get("stored_shape", value.shape or ()))
         name = found.dtype.name
         if found.shape != told or name != str(value.extra.get("stored_dtype", value.dtype)).removeprefix("torch."):
