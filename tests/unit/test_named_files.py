@@ -17,6 +17,7 @@ from builders import DumpBuilder
 from msprobe_files import call, floats, tensor, write_elements, write_json
 from ulpscope.cli.main import cli
 from ulpscope.compat.msprobe.command import main as msprobe
+from ulpscope.compat.torch_npu_hooks.tools import compare as hooks
 from ulpscope.errors import DumpError
 from ulpscope.naming import call_text
 from ulpscope.store.reader import open_dump
@@ -178,6 +179,24 @@ def test_the_compare_of_msprobe_reads_the_files_it_is_given(tmp_path: Path) -> N
     assert (row["NPU Name"], row["NPU max"], row["Bench max"]) == ("x.0.debug", 1, 2)
     asked.write_text(json.dumps({"npu_path": str(saved[0]), "bench_path": str(npu)}))
     assert msprobe(["-f", "pytorch", "compare", "-i", str(asked), "-o", str(tmp_path / "o")]) == 2
+
+
+def test_the_compare_of_the_oldest_tool_says_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [[f"{n}_Functional_{name}_forward_output", [1.0, 2.0], "torch.float32", [2]] for n, name in enumerate("ab")]
+    for row, name in zip(rows, ("a.pkl", "b.pkl"), strict=True):
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    hooks(str(tmp_path / "a.pkl"), str(tmp_path / "a.pkl"), str(tmp_path / "same.csv"))
+    assert "both sides are the same dump" in caplog.text and "Nothing was compared" not in caplog.text
+    caplog.clear()
+    hooks(str(tmp_path / "a.pkl"), str(tmp_path / "b.pkl"), str(tmp_path / "other.csv"))
+    assert "Nothing was compared" in caplog.text
+
+
+def test_a_check_of_a_recorded_run_reads_what_is_named_or_says_why_not(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    for path, says in ((tmp_path / "notes.txt", "is no dump"), (tmp_path / "nowhere", "does not exist")):
+        found = ulpscope("check", "overflow", path)
+        assert isinstance(found.exception, DumpError) and says in str(found.exception)
 
 
 def test_run_ut_runs_the_file_it_is_given(tmp_path: Path) -> None:

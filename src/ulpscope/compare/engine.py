@@ -22,7 +22,7 @@ from ulpscope.compare.align import Align, Pairing, align
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, How, Level, Match, Verdict
 from ulpscope.compare.mapping import Mapping
 from ulpscope.compare.reading import Pending, Reading
-from ulpscope.compare.runs import pair_runs
+from ulpscope.compare.runs import pair_runs, warn_of_one
 from ulpscope.compare.verdict import (
     elements_error,
     rounding_of,
@@ -63,8 +63,7 @@ class Options:
 def compare_dumps(reference: Dump, target: Dump, options: Options | None = None) -> Iterator[CallComparison]:
     """Every call of both dumps with its values compared, in the order of the target."""
     options = options or Options()
-    if _is_one(reference.folder, target.folder):
-        log.warning("both sides are the same dump: %s", target.folder)
+    warn_of_one(reference.folder, target.folder)
     formats = {dump.manifest.format for dump in (reference, target) if dump.manifest.config.get("sketch")}
     if len(formats) > 1:
         log.warning(_TWO_FORMATS, reference.folder, target.folder)
@@ -94,14 +93,6 @@ def compare_runs(
     for unit in pair_runs(reference, target, step=step, rank=rank).units:
         for call in compare_dumps(open_dump(unit.reference), open_dump(unit.target), options):
             yield from call.values
-
-
-def _is_one(reference: Path, target: Path) -> bool:
-    """Whether two paths lead to one object: the same path, a link, or another name of the file."""
-    try:
-        return reference.samefile(target)
-    except OSError:
-        return False  # whoever reads it says so
 
 
 # --- values -----------------------------------------------------------------------------------------------------

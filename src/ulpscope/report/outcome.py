@@ -45,6 +45,17 @@ class UnitOutcome:
     missing: tuple[int, int] = (0, 0)
 
     @property
+    def unsure(self) -> str:
+        """Why one cannot be sure that nothing differs; nothing where one can."""
+        found = self.divergence
+        said = list(self.endings)
+        if found.unknown_count or any(self.missing):
+            said.append(f"{found.unknown_count} values could not be compared")
+        if not found.calls:
+            said.append("there is nothing to compare")
+        return "; ".join(said)
+
+    @property
     def differs(self) -> bool:
         """What a dump lacks that was cut off, or recorded with other options, is no difference."""
         return self.divergence.differs if self.endings else not self.divergence.agrees
@@ -122,8 +133,7 @@ class Outcome:
         cut = any(unit.endings for unit in self.units)
         if any(unit.differs for unit in self.units) or (not cut and (self.only_reference or self.only_target)):
             return Answer.DIFFERS
-        unknown = any(unit.divergence.unknown_count or any(unit.missing) for unit in self.units)
-        return Answer.INCOMPLETE if cut or unknown else Answer.AGREES
+        return Answer.INCOMPLETE if any(unit.unsure for unit in self.units) else Answer.AGREES
 
     def stack(self, finding: Finding) -> tuple[Frame, ...]:
         """The Python stack of a finding's call, innermost first; empty where none was recorded."""
