@@ -1,25 +1,31 @@
 """Everything ulpscope raises on purpose.
 
-UlpscopeError
+UlpscopeError     (exit code 70)
 ├── ConfigError    the options or the configuration file are wrong (exit code 2)
 ├── CaptureError   a capture was asked for that cannot be made (exit code 2)
 │   └── FolderTakenError
 ├── OverflowStop   as many calls overflowed as were to end the program (exit code 1)
 └── DumpError      a dump cannot be read, or does not hold what was asked (exit code 3)
 
-A message says what is wrong, shows the value and says what to do.
+A message says what is wrong, shows the value and says what to do. Exit code 1 is an answer, "they differ", so nothing else ends with
+it: what nobody expected is one line and exit code 70.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable, Sequence
+
+CRASHED = 70
+TRACEBACK_VARIABLE = "ULPSCOPE_TRACEBACK"
 
 
 class UlpscopeError(Exception):
     """Base of all errors that ulpscope raises on purpose."""
 
-    exit_code = 1
+    exit_code = CRASHED
 
 
 class ConfigError(UlpscopeError):
@@ -49,6 +55,8 @@ class FolderTakenError(CaptureError):
 class OverflowStop(UlpscopeError):
     """The program is ended because as many calls overflowed as were allowed."""
 
+    exit_code = 1
+
 
 class DumpError(UlpscopeError):
     """A dump that cannot be read, or does not hold what was asked for."""
@@ -60,3 +68,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A sentence naming the nearest known word, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def crash_text(error: BaseException) -> str:
+    """One line about an error that nobody expected, and how to see where it was; with the variable set, its traceback."""
+    if os.environ.get(TRACEBACK_VARIABLE):
+        return "".join(traceback.format_exception(error)).rstrip()
+    what = " ".join(str(error).split())[:500]
+    return (
+        f"a mistake in ulpscope, nothing is known: {type(error).__name__}{': ' if what else ''}{what}; "
+        f"{TRACEBACK_VARIABLE}=1 shows where, please report it"
+    )

@@ -56,12 +56,12 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
-def command(tmp_path: Path, npu: Path, bench: Path, *flags: str, **more: Any) -> Table:
-    """What `msprobe -f pytorch compare` writes for two dumps."""
+def command(tmp_path: Path, npu: Path, bench: Path, *flags: str, code: int = 0, **more: Any) -> Table:
+    """What `msprobe -f pytorch compare` writes for two dumps, and ends with."""
     config = tmp_path / "compare.json"
     config.write_text(json.dumps({"npu_path": str(npu), "bench_path": str(bench), **more}))
     output = tmp_path / "output"
-    assert main(["-f", "pytorch", "compare", "-i", str(config), "-o", str(output), "-c", *flags]) == 0
+    assert main(["-f", "pytorch", "compare", "-i", str(config), "-o", str(output), "-c", *flags]) == code
     return read(max(output.glob("*compare_result_*.xlsx")))
 
 
@@ -76,6 +76,15 @@ def pair(tmp_path: Path, npu: Any, bench: Any, **more: Any) -> tuple[Path, Path]
 
 def output_row(tmp_path: Path, npu: Any, bench: Any, *flags: str) -> dict[str, Any]:
     return command(tmp_path, *pair(tmp_path, npu, bench), *flags)[-1]
+
+
+def advice(tmp_path: Path, npu: Path, bench: Path, *, code: int = 0) -> str:
+    """What the advisor says of two dumps, and the command ends with."""
+    config, output = tmp_path / "advice.json", tmp_path / "advice"
+    config.write_text(json.dumps({"npu_path": str(npu), "bench_path": str(bench)}))
+    assert main(["-f", "pytorch", "compare", "-i", str(config), "-o", str(output)]) == code
+    (path,) = output.glob("advisor_*.txt")
+    return path.read_text()
 
 
 def element_row(tmp_path: Path, npu: Any, bench: Any, *flags: str, inputs: Any = None) -> dict[str, Any]:
@@ -163,14 +172,22 @@ def test_003_003_a_mistake_in_the_file_is_one_message_and_exit_code_2(
     assert message in error.getMessage()
 
 
-def test_003_004_a_result_of_the_same_name_is_replaced_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_003_004_results_of_one_second_are_kept_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.strftime", lambda *_: "20260101000000")
-    files = pair(tmp_path, tensor(), tensor())
-    command(tmp_path, *files)
-    assert len(command(tmp_path, *files)) == 2
-    assert "compare_result_20260101000000.xlsx will be deleted." in caplog.text
+    config, output = tmp_path / "compare.json", tmp_path / "output"
+    for largest in (1.0, 2.0, 3.0):
+        npu, bench = pair(tmp_path / str(largest), tensor(largest), tensor(largest))
+        config.write_text(json.dumps({"npu_path": str(npu), "bench_path": str(bench)}))
+        assert main(["-f", "pytorch", "compare", "-i", str(config), "-o", str(output)]) == 0
+    found = [f"{name}_20260101000000{more}" for name in ("advisor", "compare_result") for more in ("", "_1", "_2")]
+    assert sorted(path.stem for path in output.iterdir()) == sorted(found)
+    books = [output / f"compare_result_20260101000000{more}.xlsx" for more in ("", "_1", "_2")]
+    assert [read(path)[-1]["NPU max"] for path in books] == [1, 2, 3]
+    assert main(["-f", "pytorch", "compare", "-i", str(config), "-o", str(output), "-da"]) == 0
+    assert main(["-f", "pytorch", "compare", "-i", str(config), "-o", str(output), "-da"]) == 0
+    assert len(list(output.glob("compare_result_rank0_20260101000000*.json"))) == 2
 
 
 def test_003_005_102_a_named_stack_is_shown_with_s_and_found_by_itself_without_a_name(tmp_path: Path) -> None:
@@ -193,6 +210,45 @@ def test_003_006_071_advice_unless_only_the_table_is_asked_for(tmp_path: Path) -
     text = only(tmp_path / "output1", r"advisor_\d{14}\.txt").read_text()
     assert f"Suspect Nodes: {ADD}.output.0" in text
     assert "forward API computation error" in text
+
+
+ALL_WELL = "All data in comparison result meets the accuracy requirements."
+
+
+def test_003_071_that_all_is_well_needs_rows_that_were_compared(tmp_path: Path) -> None:
+    good = write_json(tmp_path / "good", {ADD: call([tensor()], [tensor()])})
+    other = write_json(tmp_path / "other", {"Torch.sin.0.forward": call([], [tensor()])})
+    empty = write_json(tmp_path / "empty", {})
+    unknown = write_json(tmp_path / "unknown", {ADD: call([], [tensor(None, None, None, None)])})
+    more = write_json(
+        tmp_path / "more", {ADD: call([tensor()], [tensor()]), "Torch.sin.0.forward": call([], [tensor()])}
+    )
+    assert ALL_WELL in advice(tmp_path / "good", good, good)
+    for name, left, right in (("1", good, other), ("2", empty, empty), ("3", good, empty), ("4", unknown, good)):
+        text = advice(write_json(tmp_path / name, {}).parent, left, right, code=4)
+        assert "Nothing was compared" in text and "meets" not in text
+    text = advice(more.parent, more, good)
+    assert ALL_WELL not in text and "1 of 3 rows could not be judged" in text
+    nothing = write_json(tmp_path / "nothing", {})
+    nothing.write_text("{}")
+    (tmp_path / "c.json").write_text(json.dumps({"npu_path": str(nothing), "bench_path": str(nothing)}))
+    assert main(["-f", "pytorch", "compare", "-i", str(tmp_path / "c.json"), "-o", str(tmp_path / "o")]) == 2
+
+
+def test_003_071_truth_values_empty_tensors_and_arguments_do_not_stand_against_all_being_well(tmp_path: Path) -> None:
+    truth = tensor(True, False, None, None, dtype="torch.bool")
+    arguments = [scalar(3), scalar("mean"), scalar(True), None, {"type": "torch.Size", "value": [2, 3]}]
+    values = [tensor(), truth, tensor(None, None, None, None, shape=(0, 3)), *arguments]
+    sides = [write_json(tmp_path / side, {ADD: call(values, [tensor()])}) for side in "ab"]
+    assert ALL_WELL in advice(tmp_path, *sides)
+    odd = [np.array([True, False]), np.zeros((0, 2), np.float32), np.array(2, np.float32), floats(1.0), 3, "mean"]
+    given = {("input", place): value for place, value in enumerate(odd)}
+    calls = {"Functional.add.0": {**given, ("output", 0): floats(1, 2)}}
+    sides = [write_elements(tmp_path / side, calls) for side in ("c", "d")]
+    assert ALL_WELL in advice(tmp_path / "c", *sides)
+    off = {"Functional.add.0": {**given, ("input", 2): np.array(3, np.float32), ("output", 0): floats(1, 2)}}
+    text = advice(tmp_path / "d", write_elements(tmp_path / "e", off), sides[1])
+    assert ALL_WELL not in text and "1 of" in text
 
 
 def test_003_007_fuzzy_matching_ignores_the_number_of_the_call(tmp_path: Path) -> None:
@@ -581,8 +637,35 @@ def test_003_052_055_068_the_result_of_statistics(tmp_path: Path) -> None:
     row = output_row(tmp_path / "b", tensor(1.5), tensor(1.0))
     assert (row["Result"], row["Err_message"]) == (None, None)
     npu = write_json(tmp_path / "c", {"Torch.f.0.forward": call([], [scalar(1)])})
-    (row,) = command(tmp_path, npu, write_json(tmp_path / "d", {}))
+    (row,) = command(tmp_path, npu, write_json(tmp_path / "d", {}), code=4)
     assert (row["Result"], row["Err_message"]) == ("N/A", "No bench data matched.")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("npu", "bench"),
+    [
+        (tensor(NAN, NAN, NAN, NAN), tensor()),
+        (tensor(), tensor(NAN, NAN, NAN, NAN)),
+        (tensor("nan", "nan", "nan", "nan"), tensor()),
+        (tensor(1.5, -1.5, NAN, 3.0), tensor()),
+        (tensor(NAN, NAN, NAN, NAN, shape=()), tensor(shape=())),
+        (tensor(NAN, None, None, None), tensor(1.0, None, None, None)),
+        (scalar(NAN), scalar(1.0)),
+    ],
+)
+def test_003_052_055_nan_on_one_side_is_a_warning(tmp_path: Path, npu: Any, bench: Any) -> None:
+    row = output_row(tmp_path, npu, bench)
+    assert (row["Result"], row["Err_message"]) == ("Warning", "Need double check api accuracy.")
+
+
+def test_003_052_nan_on_both_sides_is_no_warning_and_no_accuracy(tmp_path: Path) -> None:
+    nothing = tensor(NAN, NAN, NAN, NAN)
+    assert output_row(tmp_path, nothing, nothing)["Result"] is None
+    text = advice(tmp_path, *pair(tmp_path / "b", nothing, nothing))
+    assert "could be judged" in text and "1 of 2 rows" in text
 
 
 def test_003_053_the_result_of_checksums(tmp_path: Path) -> None:
@@ -603,6 +686,9 @@ def test_003_053_the_result_of_checksums(tmp_path: Path) -> None:
         (floats(float("nan"), 1), floats(1, 1), "No"),
         (floats(), floats(), "None"),
         (np.array(1, np.float32), np.array(1, np.float32), "None"),
+        (np.array(float("nan"), np.float32), np.array(1, np.float32), "No"),
+        (np.array(1, np.float32), np.array(float("inf"), np.float32), "No"),
+        (np.array(float("nan"), np.float32), np.array(float("nan"), np.float32), "None"),
         (floats(1, 2, 3), floats(1, 2), "Unmatched"),
     ],
 )
@@ -619,22 +705,23 @@ def test_003_056_a_fuzzy_match_is_said(tmp_path: Path) -> None:
     assert row["Err_message"] == "Fuzzy matching data, the comparison accuracy may be affected."
 
 
-def test_003_057_059_060_files_that_are_not_there(tmp_path: Path) -> None:
+def test_003_057_059_060_files_that_are_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = {"Torch.f.0": {("output", 0): np.ones((2, 3), np.float32)}}
     npu, bench = (write_elements(tmp_path / side, values) for side in ("npu", "bench"))
     without = write_json(tmp_path / "none", {"Torch.f.0.forward": call([], [tensor()])}, task="tensor")
-    assert command(tmp_path, without, bench)[0]["Err_message"] == "NPU does not have data file."
-    assert command(tmp_path, npu, without)[0]["Err_message"] == "Bench does not have data file."
+    assert command(tmp_path, without, bench, code=4)[0]["Err_message"] == "NPU does not have data file."
+    assert command(tmp_path, npu, without, code=4)[0]["Err_message"] == "Bench does not have data file."
     next((npu.parent / "dump_tensor_data").iterdir()).unlink()
     name = "Torch.f.0.forward.output.0.pt"
-    said = command(tmp_path, npu, bench)[0]["Err_message"]
+    said = command(tmp_path, npu, bench, code=4)[0]["Err_message"]
     assert said == f"Dump file: ['{name}', '{name}'] not found or read failed."
+    assert f"Files with elements are missing or cut: 1 of {npu}" in caplog.text
 
 
 def test_003_058_061_what_has_no_counterpart(tmp_path: Path) -> None:
     values = {("input", 0): 3, ("output", 0): floats(1, 2)}
     files = [write_elements(tmp_path / name, {f"Torch.{name}.0": values}) for name in "ab"]
-    assert [row["Err_message"] for row in command(tmp_path, *files)] == [
+    assert [row["Err_message"] for row in command(tmp_path, *files, code=4)] == [
         "No bench data matched. NPU does not have data file.",
         "Requires_grad inconsistent. Bench api/module unmatched.",
     ]

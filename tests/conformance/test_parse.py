@@ -453,3 +453,17 @@ def test_000_133_134_cn_says_what_is_wrong(shell: Shell) -> None:
     assert "'x' is no number of elements" in shell("cn -m a.npy -g b.npy -p x", code=2)
     saved("c.npy", np.zeros(6))
     assert "[WARNING] the shapes are (2, 3) and (6,)" in shell("cn -m a.npy -g c.npy")
+
+
+def test_000_129_vc_that_could_not_compare_everything_ends_with_3_and_results_of_one_second_are_kept(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101000000")
+    for side, names in (("my", "ab"), ("golden", "a")):
+        Path(side).mkdir()
+        for name in names:
+            saved(f"{side}/Torch_{name}_0_forward_output.0.npy", [1, 2])
+    assert "b_0_forward_output.0 was not compared" in shell("vc -m my -g golden", code=3)
+    shell("vc -m my -g my")
+    found = sorted(path.name for path in Path("parse_data/compare_result").iterdir())
+    assert found == ["result_20260101000000.csv", "result_20260101000000_1.csv"]

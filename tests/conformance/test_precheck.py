@@ -234,6 +234,51 @@ def test_002_090_two_details_beside_each_other(tmp_path: Path) -> None:
     assert (conv["双千指标"], conv["双千指标判定结果"]) == ("1.00000000000000", "pass")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "says"),
+    [
+        ("torch.float64", "(2, 3)", "no standard for torch.float64"),
+        ("torch.complex64", "(2, 3)", "no standard for torch.complex64"),
+        (" ", "(2, 3)", "no dtype"),
+        ("", "", "no dtype"),
+        ("torch.float32", "(0,)", "no elements"),
+        ("torch.float16", "(4, 0, 2)", "no elements"),
+        ("torch.int64", "torch.Size([0])", "no elements"),
+    ],
+)
+def test_002_090_what_cannot_be_compared_is_skipped(tmp_path: Path, dtype: str, shape: str, says: str) -> None:
+    about = {"DEVICE Dtype": dtype, "Shape": shape}
+    for more in ({}, {"均方根误差": 3e-6}, {"二进制一致错误率": 0.0}):
+        changed = {
+            name: {**about, **more} for name in ("Tensor.softmax.0", "Functional.linear.0", "Functional.conv2d.0")
+        }
+        npu, gpu = details(tmp_path / "npu.csv", **changed), details(tmp_path / "gpu.csv", **changed)
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        assert run("api_precision_compare", "-npu", npu, "-gpu", gpu, "-o", out) == 0
+        assert [row[1] for row in table(out, "api_precision_compare_result")[1:]] == ["SKIP"] * 3
+        header, *rows = table(out, "api_precision_compare_details")
+        for row in (dict(zip(header, row, strict=True)) for row in rows):
+            assert row["比对结果"] == "SKIP" and says in row["Message"]
+            assert {row[title] for title in header if title.endswith("判定结果")} == {" "}
+
+
+def test_002_090_what_is_held_to_equality_has_a_standard_in_every_dtype(tmp_path: Path) -> None:
+    def named(side: str, rate: float) -> Path:
+        path = details(
+            tmp_path / f"{side}.csv",
+            **{"Tensor.softmax.0": {"DEVICE Dtype": "torch.float64", "二进制一致错误率": rate}},
+        )
+        path.write_text(
+            path.read_text(encoding="utf-8-sig").replace("Tensor.softmax", "Tensor.abs"), encoding="utf-8-sig"
+        )
+        return path
+
+    for rate, status in ((0.0, "pass"), (0.5, "error")):
+        out = tmp_path / status
+        assert run("api_precision_compare", "-npu", named("npu", rate), "-gpu", named("gpu", 0.0), "-o", out) == 0
+        assert table(out, "api_precision_compare_result")[1][:2] == ["Tensor.abs.0", status]
+
+
 def test_002_090_another_file_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     assert run("api_precision_compare", "-npu", tmp_path / "x.csv", "-gpu", tmp_path / "x.csv", "-o", tmp_path) == 2

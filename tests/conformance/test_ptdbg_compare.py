@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 OLD = "NPU Name,Bench Name,NPU Tensor Dtype,Bench Tensor Dtype,NPU Tensor Shape,Bench Tensor Shape"
 STATISTICS = "NPU max,NPU min,NPU mean,NPU l2norm,Bench max,Bench min,Bench mean,Bench l2norm"
 METRICS = "Cosine,MaxAbsErr,MaxRelativeErr,One Thousandth Err Ratio,Five Thousandths Err Ratio"
+OUT = "Torch_norm_0_forward_output"
 GOOD = np.array([3.0, 4.0], dtype=np.float32)
 STACK = [
     "Torch_norm_1_forward_stack_info",
@@ -290,3 +291,22 @@ def test_000_121_a_name_that_is_not_there_is_told(tmp_path: Path) -> None:
         parse(str(pkl), "Torch_norm_10_forward")
     with pytest.raises(ValueError, match="Please check the pkl path is valid"):
         parse("no.pkl", "Torch_norm_1_forward")
+
+
+def test_000_110_116_results_of_one_second_are_kept_and_what_was_not_compared_is_not_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101000000")
+    npu, bench = dumped(tmp_path / "npu", {OUT: GOOD}), dumped(tmp_path / "bench", {OUT: GOOD})
+    other = dumped(tmp_path / "other", {"Torch_sin_0_forward_output": GOOD})
+    nan = dumped(tmp_path / "nan", {OUT: np.array(np.nan, dtype=np.float32)})
+    number = dumped(tmp_path / "number", {OUT: np.array(1.0, dtype=np.float32)})
+    for left, right in ((npu, bench), (npu, other), (nan, number)):
+        compare(param(left, right), str(tmp_path))
+    texts = [(tmp_path / f"advisor_20260101000000{more}.txt").read_text() for more in ("", "_1", "_2")]
+    assert "All data in comparison result meets" in texts[0]
+    assert "Nothing was compared" in texts[1] and "meets" not in texts[1]
+    assert f"Suspect Nodes: {OUT}" in texts[2]
+    assert caplog.text.count("Nothing was compared") == 1
+    assert len(list(tmp_path.glob("compare_result_*.csv"))) == 3
+    assert result(tmp_path, "compare_result_*_2.csv")[0]["Accuracy Reached or Not"] == "No"

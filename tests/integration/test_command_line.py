@@ -8,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import ulpscope
-from ulpscope.cli.main import cli
+from builders import DumpBuilder
+from ulpscope.cli.main import cli, main
+from ulpscope.compat.msprobe.command import main as msprobe
+from ulpscope.compat.ptdbg_ascend.shell import main as parse
 from ulpscope.naming import call_text
 
 TRAIN = """
@@ -254,3 +258,76 @@ dist.destroy_process_group()
         output = dump.call("Distributed.all_reduce.0.forward").values[-1]
         assert output.stats is not None
         assert output.stats.max == 1.0
+
+
+def two_runs(folder: Path) -> tuple[Path, Path]:
+    """Two runs that differ."""
+    for side in ("a", "b"):
+        builder = DumpBuilder(folder / side)
+        for index in range(3000):
+            builder.call("Torch", "mul", index, values={("output", 0): np.full(3, index + (side == "b"), np.float32)})
+        builder.close()
+    return folder / "a", folder / "b"
+
+
+@pytest.mark.parametrize("words", [["compare", "a", "b"], ["show", "a"], ["convert", "a", "c"], ["blame", "a", "b"]])
+def test_what_nobody_expected_is_one_line_and_never_the_exit_code_of_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    two_runs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(np, "argsort", lambda *given, **more: 1 / 0)  # a library that breaks under us
+    for variable, lines in (("", 1), ("1", 6)):
+        monkeypatch.setenv("ULPSCOPE_TRACEBACK", variable)
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        said = capsys.readouterr().err.strip()
+        assert ended.value.code == 70
+        assert "ZeroDivisionError: division by zero" in said
+        assert (len(said.splitlines()) == 1) if lines == 1 else (len(said.splitlines()) > lines)
+        assert ("Traceback" in said) is (variable == "1")
+
+
+def test_the_older_command_lines_never_end_with_a_traceback_either(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    a, b = two_runs(tmp_path)
+    np.save(tmp_path / "x.npy", np.ones(3))
+    asked = tmp_path / "compare.json"
+    asked.write_text(json.dumps({"npu_path": str(a), "bench_path": str(b)}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(np, "argsort", lambda *given, **more: 1 / 0)
+    monkeypatch.setattr(np, "frombuffer", lambda *given, **more: 1 / 0)
+    assert msprobe(["-f", "pytorch", "compare", "-i", str(asked), "-o", "out"]) == 70
+    assert "ZeroDivisionError" in caplog.records[-1].getMessage() and "\n" not in caplog.records[-1].getMessage()
+    assert parse(["cn", "-m", "x.npy", "-g", "x.npy"]) == 70
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said and "Traceback" not in said
+
+
+def test_a_reader_that_leaves_early_is_not_an_answer(tmp_path: Path) -> None:
+    a, _ = two_runs(tmp_path)
+    command = [sys.executable, "-m", "ulpscope", "show", str(a), "--limit", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        said = child.stderr.read()
+    assert (child.returncode, said) == (141, b"")
+
+
+def test_ctrl_c_is_not_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*given: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    a, b = two_runs(tmp_path)
+    monkeypatch.setattr(np, "argsort", pressed)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(a), str(b)])
+    assert ended.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err

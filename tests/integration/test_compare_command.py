@@ -170,3 +170,17 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_answer_printed(tmp_path
     result = compare(tmp_path / "r", tmp_path / "t", "-o", tmp_path / "file")
     assert "cannot write" in result.output
     assert "The runs agree" in result.output
+
+
+def test_junit_passes_no_step_that_is_not_known_to_agree(tmp_path: Path) -> None:
+    record(tmp_path / "r"), record(tmp_path / "t")
+    payload = next((tmp_path / "t").rglob("payload.bin"))
+    payload.write_bytes(payload.read_bytes()[:100])
+    found = compare(tmp_path / "r", tmp_path / "t", "--format", "junit")
+    assert found.exit_code == 3
+    (case,) = ElementTree.fromstring(found.stdout).iter("testcase")
+    (skipped,) = case
+    assert skipped.tag == "skipped" and "could not be compared" in skipped.attrib["message"]
+    empty = [DumpBuilder(tmp_path / side).close() for side in "ab"]
+    found = compare(*empty, "--format", "junit")
+    assert found.exit_code == 4 and "nothing to compare" in found.stdout and "skipped" in found.stdout

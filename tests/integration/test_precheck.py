@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
-from msprobe_files import call, scalar, tensor, write_json
+from msprobe_files import call, floats, scalar, tensor, write_elements, write_json
+from ulpscope.cli.main import cli
+from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch.api_arguments import UnrunnableError, function_of
 from ulpscope.frameworks.torch.api_runner import ApiRunner
 from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
@@ -238,3 +241,22 @@ def test_the_command_names_the_wrong_call_and_exits_with_1(tmp_path: Path) -> No
     content = json.loads(done.stdout)
     assert content["wrong"] == []
     assert content["recorded"] == content["judged"]
+
+
+@pytest.mark.parametrize("role", ["input.0", "output.0"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_was_recorded_and_is_gone_is_neither_made_up_nor_run_again(
+    tmp_path: Path, role: str, processes: int
+) -> None:
+    calls = {
+        f"Torch.{name}": {("input", 0): floats(1, 2, 3), ("output", 0): floats(1, 2, 3)} for name in ("abs.0", "abs.1")
+    }
+    path = write_elements(tmp_path / "dump", calls)
+    words = ["check", "ops", str(path), "--format", "json", "-n", str(processes)]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    (path.parent / "dump_tensor_data" / f"Torch.abs.0.forward.{role}.pt").unlink()
+    found = CliRunner().invoke(cli, words)
+    assert isinstance(found.exception, DumpError) and "1 files with elements" in str(found.exception)
+    told = json.loads(found.stdout)
+    assert (told["judged"], told["recorded"], told["made_inputs"]) == (1, 1, 0)
+    assert told["not_run"] == {f"Torch.abs.0.forward.{role}.pt is missing": 1}

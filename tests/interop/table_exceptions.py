@@ -63,6 +63,16 @@ def _warning(column: str, ours: Row, peer: Row) -> bool:
     return column == "Result" and "Max diff" in ours and (ours["Result"] == "Warning") == _warns(ours)
 
 
+def _one_sided(row: Row) -> bool:
+    sides = [
+        (str(row[f"NPU {name}"]), str(row[f"Bench {name}"]))
+        for name in ("max", "min", "mean", "l2norm")
+        if "NPU max" in row
+    ]
+    odd = ("Nan", "inf", "-inf")
+    return any((ours in odd) is not (theirs in odd) for ours, theirs in sides if "N/A" not in (ours, theirs))
+
+
 # The tool says these again and again in one cell.
 _REPEATED = (
     "This is type of 0-d tensor, can not calculate 'Cosine', 'EucDist', 'One Thousandth Err Ratio' and 'Five Thousandths Err Ratio'.",
@@ -141,6 +151,14 @@ EXCEPTIONS: tuple[Exempt, ...] = (
         "A relative error is relative to the bench, as the manual says; the tool divides by the larger of the two numbers (of two negative "
         "ones, the smaller). So its warning comes at other errors than the 0.5 of its own columns.",
         _warning,
+    ),
+    Exempt(
+        "nan on one side",
+        "A number that is nan on one side alone is a `Warning`, and real data without dimensions of which one side alone is finite is `No`, "
+        "as other real data is. The manual's relative error says neither that it is above a half nor that it is below; the tool has no verdict.",
+        lambda column, ours, peer: (
+            column in ("Result", "Err_message", "MaxAbsErr", "MaxRelativeErr", _METRICS[-1]) and _one_sided(ours)
+        ),
     ),
     Exempt(
         "marks",

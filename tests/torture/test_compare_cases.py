@@ -26,7 +26,9 @@ from ulpscope.compat.msprobe.command import main as msprobe
 from ulpscope.compat.msprobe.merge import load_merge_config
 from ulpscope.errors import ConfigError, DumpError
 from ulpscope.store.formats.pt import read_pt
+from ulpscope.store.formats.ptdbg_writer import write_ptdbg
 from ulpscope.store.formats.xlsx_reader import read_sheet
+from ulpscope.store.reader import open_dump
 
 PROMISE = "unknown is never equal"
 case = pytest.mark.case
@@ -198,6 +200,106 @@ def test_a_data_file_that_is_not_what_it_should_be_is_marked_and_the_others_are_
     assert len(rows) == 6
     assert passed(rows, f"{NAME}.forward.output.0") == []
     assert len(passed(rows, "Functional.linear.2.forward.output.0")) == 1
+
+
+@case("cmp_missing_pt")
+@pytest.mark.parametrize("kept", [0, 4])
+@pytest.mark.parametrize("side", ["reference", "target"])
+def test_a_partly_copied_dump_is_incomplete_and_the_files_are_counted(side: str, kept: int, tmp_path: Path) -> None:
+    sides = {"reference": elements(tmp_path / "a"), "target": elements(tmp_path / "b")}
+    files = sorted((sides[side].parent / "dump_tensor_data").iterdir())
+    for path in files[kept:]:
+        path.unlink()
+    code, said = compare(*sides.values())
+    assert code == 3 and f"files with elements are missing or cut: {len(files) - kept} of the {side}" in said, said
+    assert compare(*sides.values(), "--no-elements")[0] == 0
+    # A copy in another format says it, and is no more whole than the original.
+    for form in ("native", "msprobe"):
+        with redirect_stderr(io.StringIO()) as heard, pytest.raises(SystemExit) as ended:
+            main(["convert", str(sides[side]), str(tmp_path / form), "--to", form])
+        assert ended.value.code == 3 and f"{len(files) - kept} files with elements" in heard.getvalue()
+    other = next(path for name, path in sides.items() if name != side)
+    assert compare(tmp_path / "native", other)[0] == compare(tmp_path / "msprobe", other)[0] == 3
+    # What is there says that they differ: that is an answer.
+    text = sides[side].read_text().replace('"Max": 4.0', '"Max": 400.0')
+    sides[side].write_text(text)
+    assert compare(*sides.values())[0] == 1
+
+
+@case("cmp_missing_native")
+@pytest.mark.parametrize("name", ["payload.bin", "sketches.bin", "calls.bin"])
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+def test_a_partly_copied_native_dump_is_incomplete(name: str, keep: float, tmp_path: Path) -> None:
+    for side in "ab":
+        with ulpscope.capture(tmp_path / side, tensors=name == "payload.bin"):
+            for n in range(40):
+                torch.full((64,), float(n)).add(1)
+    path = tmp_path / "b" / "step0" / "rank0" / name
+    assert compare(tmp_path / "a", tmp_path / "b")[0] == 0
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
+    code, said = compare(tmp_path / "a", tmp_path / "b")
+    assert code == (4 if name == "calls.bin" and not keep else 3), said
+    assert name in said and "cut" in said
+    assert ("missing or cut: 1 of the target" in said) is (name == "payload.bin")
+
+
+@case("blame_cut")
+def test_a_partly_copied_dump_of_kernels_is_not_cleared_by_the_judge(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path / "a", level="kernel", tensors=True):
+        for n in range(5):
+            torch.full((8, 8), float(n)).mm(torch.ones(8, 8))
+    path = tmp_path / "a" / "step0" / "rank0" / "payload.bin"
+    for kept, code in ((1.0, 0), (0.5, 3), (0.0, 3)):
+        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * kept)])
+        heard = io.StringIO()
+        with redirect_stdout(heard), pytest.raises(SystemExit) as ended:
+            main(["blame", str(tmp_path / "a")])
+        assert ended.value.code == code, heard.getvalue()
+        assert ("missing or cut" in heard.getvalue()) is (code == 3)
+        assert ("nothing is wrong" in heard.getvalue()) is (code == 0)
+
+
+@case("cmp_missing_npy")
+def test_a_partly_copied_dump_of_the_older_tool_is_incomplete(tmp_path: Path) -> None:
+    for side in "ab":
+        write_ptdbg(open_dump(elements(tmp_path / f"{side}-msprobe")), tmp_path / side, mode="api_stack")
+    assert compare(tmp_path / "a", tmp_path / "b")[0] == 0
+    next((tmp_path / "b").rglob("*output*.npy")).unlink()
+    code, said = compare(tmp_path / "a", tmp_path / "b")
+    assert code == 3 and "files with elements are missing or cut: 1 of the target" in said, said
+
+
+@case("cmp_bad_stacks")
+@pytest.mark.parametrize("name", ["stack.json", "construct.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"0": 7}'])
+def test_stacks_are_a_comfort_and_dumps_are_compared_without(
+    name: str, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = elements(tmp_path / "a"), elements(tmp_path / "b", value=2.0)
+    a.with_name(name).write_text(text)
+    code, said = compare(a, b)
+    assert code == 1 and "First divergence" in said, said
+    assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    code, rows = legacy(tmp_path, a, b)
+    assert code == 0 and len(rows) == 6
+
+
+@case("cmp_jagged")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("level", ["module", "op", "mix"])
+def test_ragged_tensors_are_compared_and_end_no_verb(layout: Any, level: str, tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    data = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=layout)
+    for side, scale in (("a", 1.0), ("b", 1.0), ("c", 3.0)):
+        with ulpscope.capture(tmp_path / side, model=model, level=level):
+            model(data * scale)
+    assert compare(tmp_path / "a", tmp_path / "b")[0] == 0
+    assert compare(tmp_path / "a", tmp_path / "c")[0] == 1
+    for side in "ab":
+        with redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as ended:
+            main(["convert", str(tmp_path / side), str(tmp_path / f"{side}-msprobe")])
+        assert ended.value.code == 0
+    assert compare(tmp_path / "a-msprobe", tmp_path / "b-msprobe")[0] == 0
 
 
 @case("cmp_task_mismatch")

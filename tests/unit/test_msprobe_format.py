@@ -364,6 +364,8 @@ def test_malformed_files_are_refused_with_their_place(tmp_path: Path) -> None:
         *(whole[:keep] for keep in range(0, len(whole), 5)),
         "[]",
         "7",
+        "{}",
+        '{"0": [["Torch.f.0.forward"], ["File x, line 1"]]}',
         '{"data": []}',
         '{"data": {"nonsense": {}}}',
         '{"data": {"Torch.f.99999999999.forward": {}}}',
@@ -384,21 +386,48 @@ def test_malformed_files_are_refused_with_their_place(tmp_path: Path) -> None:
         with pytest.raises(DumpError, match=r"dump\.json") as caught:
             list(open_dump(folder).calls())
         assert len(str(caught.value)) < 1000
-    (folder / "dump.json").write_text(whole)
-    for name, text in (
-        ("stack", '{"0": 7}'),
-        ("stack", '{"0": [["a"], [7]]}'),
-        ("construct", '{"a": 7}'),
-        ("stack", "["),
-    ):
-        (folder / f"{name}.json").write_text(text)
-        with pytest.raises(DumpError, match=rf"{name}\.json"):
-            open_dump(folder)
-        (folder / f"{name}.json").unlink()
     (folder / "dump.json").rename(tmp_path / "away")
     (folder / "dump.json").symlink_to(tmp_path / "away")
     with pytest.raises(DumpError, match="symbolic link"):
         open_dump(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("stack", '{"0": 7}'),
+        ("stack", '{"0": [["a"], [7]]}'),
+        ("stack", "["),
+        ("stack", ""),
+        ("stack", "[" * 20000),
+        ("construct", '{"a": 7}'),
+        ("construct", "[]"),
+        ("construct", None),
+    ],
+)
+def test_what_only_helps_to_read_a_dump_is_left_out_where_it_cannot_be_read_and_that_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, text: str | None
+) -> None:
+    folder = handmade(tmp_path / "r", {"Torch.f.0.forward": {"output": [LEAF]}})
+    if text is None:
+        (folder / f"{name}.json").mkdir()
+    else:
+        (folder / f"{name}.json").write_text(text)
+    dump = open_dump(folder)
+    (call,) = dump.calls()
+    assert dump.stack(call) == [] and call.module == "" and dump.ending == "complete"
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"{name}.json" in said and "left out" in said and "\n" not in said
+    assert dump.manifest.notes == (said,)
+
+
+def test_saved_values_that_cannot_be_read_leave_the_calls_and_the_dump_is_incomplete(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "r", {"Torch.f.0.forward": {"output": [LEAF]}})
+    (folder / "debug.json").write_text('{"data": {')
+    dump = open_dump(folder)
+    assert len(dump) == 1 and "debug.json" in dump.ending
+    with pytest.raises(DumpError, match=r"debug\.json"):
+        open_dump(folder / "debug.json")
 
 
 # --- there and back ---------------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ def test_a_dump_opens_from_every_level_of_every_layout(tmp_path: Path, place: st
     path = handmade(tmp_path / place, value(row), name="api_stack_dump", arrays={row: ARRAY})
     (path.parent / "compare_data.py").write_text("")
     array = path.parent / "api_stack_dump" / f"{row}.npy"
-    levels = [path, array, array.parent, path.parent / "compare_data.py"]
+    levels = [path, array.parent]
     levels += [folder for folder in path.parents if folder == tmp_path or tmp_path in folder.parents]
     for level in levels:
         dump = open_dump(level)
@@ -294,6 +294,9 @@ def test_a_dump_opens_from_every_level_of_every_layout(tmp_path: Path, place: st
         assert (dump.manifest.step, dump.manifest.rank, dump.folder) == (step, rank, path)
     assert len(open_run(tmp_path)) == 1
     assert find_places(tmp_path) == []  # a capture never replaces it
+    for file in (array, path.parent / "compare_data.py"):
+        with pytest.raises(DumpError, match=f"{file.name} is no dump"):
+            open_dump(file)
 
 
 def test_ranks_and_steps_of_a_run_are_in_order(tmp_path: Path) -> None:
@@ -388,6 +391,18 @@ def test_files_that_hold_nothing_say_so(tmp_path: Path) -> None:
 GOOD = value("Torch_f_0_forward_output")
 
 
+@pytest.mark.parametrize("frames", ["text", [["net.py", 58, "f", "x"]], [["net.py"]], None, {}])
+def test_a_line_that_is_no_stack_is_left_out_and_that_is_said(
+    tmp_path: Path, frames: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [GOOD, [GOOD[0].replace("output", "stack_info"), frames]]
+    (tmp_path / "dump.pkl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dump = open_dump(tmp_path / "dump.pkl")
+    (call,) = dump.calls()
+    assert dump.stack(call) == [] and len(call.values) == 1
+    assert "1 lines are no stacks; they are left out" in caplog.text
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -399,9 +414,6 @@ GOOD = value("Torch_f_0_forward_output")
         '["Torch_f_0_forward_output", 0',
         "[" * 100_000,
         '["Torch_f_0_forward_stack_info", ' + "[" * 100_000 + "]" * 100_000 + "]",
-        json.dumps(["Torch_f_0_forward_stack_info", "text"]),
-        json.dumps(["Torch_f_0_forward_stack_info", [["net.py", 58, "f", "x"]]]),
-        json.dumps(["Torch_f_0_forward_stack_info", [["net.py"]]]),
         json.dumps(["Torch_f_forward_output", *GOOD[1:]]),
         json.dumps(["Torch_f_99999999999_forward_output", *GOOD[1:]]),
         json.dumps(["Torch_f_0_sideways_output", *GOOD[1:]]),

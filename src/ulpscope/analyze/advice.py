@@ -139,8 +139,17 @@ def _is_wild(value: Value | None) -> bool:
 # --- the older tools ----------------------------------------------------------------------------------------------
 
 NOT_ACCURATE = frozenset({"No", "Warning", "Different"})
+ACCURATE = frozenset({"Yes", "Pass", ""})
 _NONE = "NA"
 _ALL_WELL = "All data in comparison result meets the accuracy requirements."
+_NOT_ALL = (
+    "All data that could be judged meets the accuracy requirements. {unknown} of {rows} rows could not be judged and are not "
+    "known to be accurate, see Err_message."
+)
+_NOTHING = (
+    "Nothing was compared: no row has numbers of both sides. Check that both dumps are of the same program, that they "
+    "are whole, and that their calls have the same names."
+)
 _FORWARD_INPUT = (
     "1. Analyze the model to view the input source.\n"
     "2. Check whether an inplace API causes the output result to overwrite the input result. That is, the fault is "
@@ -176,16 +185,20 @@ class Suspect:
         return f"Line: {self.line}\nSuspect Nodes: {self.node}\nExpert Advice: {self.text}\n"
 
 
-def first_suspect(rows: Iterable[tuple[str, str]]) -> Suspect:
-    """The first row that is not accurate, of (name of the value, verdict of the table) from the top.
+def first_suspect(rows: Iterable[tuple[str, str | None]]) -> Suspect:
+    """The first row that is not accurate, of (name of the value, verdict of the table) from the top; None has nothing to judge.
 
     `line` is the line of the sheet as a user sees it, headed by the columns: the row + 2. ptdbg wrote the same; msprobe
-    8.2.1 writes the row counted from 0, which is two too few.
+    8.2.1 writes the row counted from 0, which is two too few. That all is well needs rows that were compared.
     """
-    for number, (name, verdict) in enumerate(rows):
+    accurate = unknown = number = 0
+    for number, (name, verdict) in enumerate(rows, 1):
         if verdict in NOT_ACCURATE:
-            return Suspect(str(number + 2), name, _expert(name))
-    return Suspect(_NONE, _NONE, _ALL_WELL)
+            return Suspect(str(number + 1), name, _expert(name))
+        accurate += verdict in ACCURATE
+        unknown += verdict is not None and verdict not in ACCURATE
+    text = _ALL_WELL if accurate and not unknown else _NOT_ALL if accurate else _NOTHING
+    return Suspect(_NONE, _NONE, text.format(unknown=unknown, rows=number))
 
 
 def _expert(name: str) -> str:

@@ -42,7 +42,7 @@ def _cancelled(ins: Sequence[Comparison], outs: Sequence[Comparison]) -> float:
     small = [size for each in outs if (size := _size(each.reference, 0))]
     if not small:
         return 1.0
-    numel = min(math.prod(each.reference.shape or ()) for each in outs if each.reference is not None)
+    numel = min(_numel(each.reference) for each in outs if each.reference is not None)
     large = [size for each in ins if (size := _size(each.reference, numel))]
     return max(1.0, max(large) / min(small)) if large else 1.0
 
@@ -53,8 +53,16 @@ def _size(value: Value | None, numel: int) -> float | None:
     norm = stats.norm if stats is not None else None
     if norm is None or not norm < _FILLED or value is None or not value.shape:
         return None
-    count = math.prod(value.shape)
+    count = _numel(value)
     return norm / math.sqrt(min(count, numel) or count) if count else None
+
+
+def _numel(value: Value) -> int:
+    """How many elements a value has: as counted, since a ragged tensor has a size of -1 in its shape; 0 where nobody says."""
+    if value.stats is not None:
+        return value.stats.numel
+    shape = value.shape or ()
+    return 0 if any(size < 0 for size in shape) else math.prod(shape)
 
 
 def coarsest(values: Iterable[Comparison]) -> float:

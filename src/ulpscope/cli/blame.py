@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, counted, next_commands
 from ulpscope.report.outcome import Answer
 from ulpscope.report.panel import verdict_line
-from ulpscope.store.layout import find_places
+from ulpscope.store.layout import find_dumps
 from ulpscope.store.ledger import Row, find_ledgers, read_ledger
 from ulpscope.store.places import is_replayable
 from ulpscope.store.reader import Dump, open_dump, open_run
@@ -112,12 +112,22 @@ def _from_replay(runs: tuple[str, ...], command: list[str] | None, output: str |
         where, target = Path(runs[-1]), _read(Path(runs[-1]))
     else:
         where, target = _live(command, output, from_start)
-    return _of(judge(target, reference), target, where)
+    judgement = judge(target, reference)
+    gone = sum(_missing(Path(run)) for run in runs)
+    if gone and judgement.first is None and not judgement.doubt:
+        text = f"No call is named, but {gone} files with elements are missing or cut: their calls were not judged."
+        judgement = replace(judgement, doubt=text)
+    return _of(judgement, target, where)
+
+
+def _missing(run: Path) -> int:
+    """How many files with elements a run of dumps should have and has not whole."""
+    return 0 if not run.exists() or find_ledgers(run) else sum(len(dump.missing) for dump in open_run(run))
 
 
 def _is_unreplayable(run: Path) -> bool:
     """A dump whose calls cannot be run again."""
-    if not run.exists() or find_ledgers(run) or not find_places(run):
+    if not run.exists() or find_ledgers(run) or not find_dumps(run):
         return False
     return not any(is_replayable(dump) for dump in open_run(run))
 
@@ -146,7 +156,7 @@ def _from_statistics(runs: tuple[str, ...]) -> _Judged:
 
 def _attribution(reference: Path, target: Path) -> Attribution | None:
     """Who explains the loss gap, where both runs are dumps with tensors and gradients."""
-    if not all(run.exists() and not find_ledgers(run) and find_places(run) for run in (reference, target)):
+    if not all(run.exists() and not find_ledgers(run) and find_dumps(run) for run in (reference, target)):
         return None
     from ulpscope.replay.effects import loss_gap  # brings torch
 
@@ -168,7 +178,7 @@ def _attribution(reference: Path, target: Path) -> Attribution | None:
 
 def _read(run: Path) -> list[Row]:
     paths = find_ledgers(run) if run.exists() else []
-    if not paths and run.exists() and find_places(run):
+    if not paths and run.exists() and find_dumps(run):
         from ulpscope.replay.offline import rows_from_dumps  # brings torch
 
         return rows_from_dumps(run)

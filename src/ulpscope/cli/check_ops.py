@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ def ops(
     ulpscope check ops dump_path/step0/rank0   a dump of msprobe
 
     A run without tensors gets inputs made from its statistics, and is run again. A call is wrong where rounding does not
-    explain its error. Exit code: 0 nothing is wrong, 1 a call is wrong, 4 nothing could be run.
+    explain its error. Exit code: 0 nothing is wrong, 1 a call is wrong, 3 files with elements are missing or cut, 4 nothing could be run.
     """
     from ulpscope.frameworks.torch.api_arguments import is_known  # brings torch
     from ulpscope.frameworks.torch.api_runner import ApiRunner, default_device
@@ -78,9 +78,20 @@ def ops(
         click.echo(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False))
     else:
         click.echo("\n".join(_lines(content)))
-    if not content["judged"]:
-        sys.exit(_NOTHING)
-    sys.exit(1 if content["wrong"] and not exit_zero else 0)
+    if content["wrong"]:
+        sys.exit(0 if exit_zero else 1)
+    missing = sum(_missing(dump) for dump in dumps)
+    if missing:
+        raise DumpError(
+            f"{missing} files with elements that {run} names are missing or cut; their calls were not judged"
+        )
+    sys.exit(0 if content["judged"] else _NOTHING)
+
+
+def _missing(dump: Dump) -> int:
+    """How many files are; a dump tells when it has been read, which other processes may have done."""
+    deque(dump.calls(), maxlen=0)
+    return len(dump.missing)
 
 
 def _results(dump: Dump, plan: Plan, processes: int) -> list[CallResult]:

@@ -46,18 +46,17 @@ def overflow(
         raise click.UsageError("check overflow needs a command behind --, or the folder of an earlier check", ctx)
     if command is None:
         assert run is not None
-        sys.exit(_tell(Path(run), form, quiet))
+        sys.exit(_tell(Path(run), open_run(Path(run)), form, quiet))
     with tempfile.TemporaryDirectory(prefix="ulpscope-check-") as scratch:
         folder = Path(output or scratch).resolve()
         if output is not None and folder.is_dir() and find_places(folder):
             raise CaptureError(f"{output} holds an earlier run; choose another folder")
         options = {"path": str(folder), "overflows": number, "level": level, "sketch": False}
         launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
-        sys.exit(_tell(folder, form, quiet))
+        sys.exit(_tell(folder, open_run(folder) if folder.is_dir() else [], form, quiet))
 
 
-def _tell(folder: Path, form: str, quiet: bool) -> int:
-    dumps = open_run(folder) if folder.is_dir() and find_places(folder) else []
+def _tell(folder: Path, dumps: list[Dump], form: str, quiet: bool) -> int:
     if not dumps:
         click.echo("ulpscope: nothing to check: no call of torch was seen", err=True)
         return _NOTHING

@@ -21,6 +21,8 @@ from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
+from ulpscope.errors import DumpError
+from ulpscope.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
 from ulpscope.report.outcome import Outcome, UnitOutcome
 from ulpscope.report.outcome_json import outcome_json
@@ -149,10 +151,20 @@ def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
     for finding in divergence.findings:
         match = finding.comparison.match
         dump = reference if match.target is None else target
-        stacks[match.call.seq] = tuple(dump.stack(match.call))
+        stacks[match.call.seq] = _stack(dump, match.call)
     endings = [f"{dump.folder}: {dump.ending}" for dump in (reference, target) if dump.ending != "complete"]
     endings += _other_calls(reference, target)
-    return UnitOutcome(divergence, stacks, tuple(endings), tuple(_surroundings(reference, target)), tuple(artefacts))
+    missing = (len(reference.missing), len(target.missing)) if task.options.elements else (0, 0)
+    surroundings = tuple(_surroundings(reference, target))
+    return UnitOutcome(divergence, stacks, tuple(endings), surroundings, tuple(artefacts), missing)
+
+
+def _stack(dump: Dump, call: CallRecord) -> tuple[Frame, ...]:
+    try:
+        return tuple(dump.stack(call))
+    except DumpError as error:
+        click.echo(f"ulpscope: {error}; it is left out", err=True)  # the answer does without
+        return ()
 
 
 def _seen(calls: Iterator[CallComparison], search: Search) -> Iterator[CallComparison]:

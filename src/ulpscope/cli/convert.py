@@ -67,7 +67,7 @@ def convert(
     if not places:
         raise DumpError(f"{source} holds no dump; a dump is a folder step0/rank0")
     _clear(Path(dest), Path(source), overwrite)
-    done = 0
+    done = missing = 0
     for place in places:
         dump = open_dump(place.folder)
         folder = dump_folder(Path(dest), place.step, place.rank, place.copy)
@@ -80,10 +80,15 @@ def convert(
             level = LEVEL_NAMES.get(dump.manifest.level, dump.manifest.level)
             write_msprobe(dump, folder, task=task or _task_of(dump), level=level, summary_mode=summary_mode)
         done += len(dump)
+        missing += len(dump.missing)
         if dump.ending != "complete":
             click.echo(f"ulpscope: {place.folder}: {dump.ending}", err=True)
     plural = "s"[: len(places) > 1]
     click.echo(f"ulpscope: wrote {done} calls of {len(places)} dump{plural} to {dest}", err=True)
+    if missing:
+        raise DumpError(
+            f"{missing} files with elements that {source} names are missing or cut; the values have their statistics"
+        )
 
 
 def _holds_kernels(source: Path) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from ulpscope import __version__
-from ulpscope.errors import UlpscopeError
+from ulpscope.errors import CRASHED, UlpscopeError, crash_text
 
 # verb -> what --help says about it; the file of the same name has a command of the same name.
 VERBS = {
@@ -29,6 +30,7 @@ VERBS = {
 
 # As a dump that cannot be read: the answer is not known.
 _NO_FILE = 3
+_USAGE, _SIGPIPE = 2, 13
 
 
 class Verbs(click.Group):
@@ -52,6 +54,14 @@ class Verbs(click.Group):
             raise click.UsageError(f"no verb {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # A reader such as head has closed the pipe: nowhere to say anything. click would end with 1, which is an answer.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + _SIGPIPE)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
@@ -63,21 +73,35 @@ def cli() -> None:
     """Finds where two runs of a model stop agreeing, and says whether that is a bug or rounding."""
 
 
-def main(arguments: list[str] | None = None) -> Any:
-    """Entry point: errors of ours become one message and an exit code."""
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point: every error becomes one message and an exit code, and none of them 1, which is an answer."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
-        return cli.main(args=arguments, prog_name="ulpscope", standalone_mode=True)
+        code = cli.main(args=arguments, prog_name="ulpscope", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return _USAGE
     except UlpscopeError as error:
-        click.echo(f"ulpscope: {error}", err=True)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # A reader such as head has closed the pipe. Nothing to say, and nowhere to say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return _told(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        return _told(f"this needs {error.name}, which is not installed here", _NO_FILE)
     except OSError as error:
         place = f" {error.filename}" if error.filename else ""
-        click.echo(f"ulpscope: cannot use{place}: {error.strerror or error}; choose another place", err=True)
-        sys.exit(_NO_FILE)
+        return _told(f"cannot use{place}: {error.strerror or error}; choose another place", _NO_FILE)
+    except (KeyboardInterrupt, click.Abort):
+        return 128 + signal.SIGINT
+    except Exception as error:
+        return _told(crash_text(error), CRASHED)
+
+
+def _told(text: str, code: int) -> int:
+    # A name may hold what a terminal cannot be given.
+    click.echo(f"ulpscope: {text}".encode("utf-8", "backslashreplace").decode(), err=True)
+    return code
 
 
 if __name__ == "__main__":

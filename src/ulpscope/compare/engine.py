@@ -22,7 +22,7 @@ from ulpscope.compare.align import Align, Pairing, align
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, How, Level, Match, Verdict
 from ulpscope.compare.mapping import Mapping
 from ulpscope.compare.reading import Pending, Reading
-from ulpscope.compare.runs import pair_runs
+from ulpscope.compare.runs import pair_runs, warn_of_one
 from ulpscope.compare.verdict import (
     elements_error,
     rounding_of,
@@ -63,6 +63,7 @@ class Options:
 def compare_dumps(reference: Dump, target: Dump, options: Options | None = None) -> Iterator[CallComparison]:
     """Every call of both dumps with its values compared, in the order of the target."""
     options = options or Options()
+    warn_of_one(reference.folder, target.folder)
     formats = {dump.manifest.format for dump in (reference, target) if dump.manifest.config.get("sketch")}
     if len(formats) > 1:
         log.warning(_TWO_FORMATS, reference.folder, target.folder)
@@ -167,12 +168,16 @@ class _Pairs:
             return Comparison(match, right.slot, left, right, Evidence.NOTHING, verdict, math.inf, rounding)
         if self._elements and left.payload is not None and right.payload is not None:
             return _Draft(match, left, right, self._contrast(left, right))
+        lost = ""
+        if self._elements and ("missing" in left.extra or "missing" in right.extra):
+            lost = _missing(left, right)
         sketch = None
         if left.measure is not None and right.measure is not None:
-            sketch = self._sketched(left, right)
-        evidence, error = _weigh(left, right, sketch)
-        verdict = tensor_verdict(left, right, evidence, error)
-        return _comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right), None)
+            try:
+                sketch = self._sketched(left, right)
+            except DumpError as error:
+                lost = str(error)
+        return _by_the_rest(match, left, right, sketch, lost)
 
     def _sketched(self, left: Value, right: Value) -> float | None:
         if left.checksum is not None and left.checksum == right.checksum:
@@ -204,17 +209,34 @@ def _finished(waiting: tuple[Match, Sequence[_Draft | Comparison]]) -> CallCompa
 
 def _read_through(draft: _Draft) -> Comparison:
     match, left, right = draft.match, draft.reference, draft.target
-    rounding = rounding_of(left, right)
     try:
         contrast = draft.contrast.result()
     except DumpError as error:
-        verdict = Verdict(Level.UNKNOWN, (Code.UNREADABLE,), str(error))
-        return Comparison(match, right.slot, left, right, Evidence.NOTHING, verdict, None, rounding)
+        return _by_the_rest(match, left, right, None, str(error))
     size = elements_error(contrast) if contrast.count else 0.0
     verdict = tensor_verdict(left, right, Evidence.ELEMENTS, size)
     if not contrast.same_places:
         verdict = Verdict(verdict.level, (Code.NOT_FINITE, *verdict.codes[1:]), verdict.text)
+    rounding = rounding_of(left, right)
     return _comparison(match, right.slot, left, right, Evidence.ELEMENTS, verdict, size, rounding, contrast)
+
+
+def _by_the_rest(match: Match, left: Value, right: Value, sketch: float | None, lost: str) -> Comparison:
+    """What there is to say without elements. `lost`: a dump promised more than is there, so only a difference counts."""
+    evidence, error = _weigh(left, right, sketch)
+    verdict = tensor_verdict(left, right, evidence, error)
+    if lost and verdict.level is not Level.FAIL:
+        evidence, error, verdict = Evidence.NOTHING, None, Verdict(Level.UNKNOWN, (Code.UNREADABLE,), lost)
+    return _comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right), None)
+
+
+def _missing(left: Value, right: Value) -> str:
+    """The files that two values should have and have not; what the tool itself wrote over was never promised."""
+    return " and ".join(
+        f"{value.extra['missing']} of the {side} is missing"
+        for side, value in (("reference", left), ("target", right))
+        if "missing" in value.extra and "overwritten" not in value.extra
+    )
 
 
 def _weigh(left: Value, right: Value, sketch: float | None) -> tuple[Evidence, float | None]:

@@ -43,13 +43,16 @@ _LEAST_COSINE, _LEAST_COSINE_AT_ALL = 0.99, 0.9
 _LARGEST_ERROR, _LARGEST_ERROR_AT_ALL = 0.001, 1.0
 _UNMEASURED_ACCURACY = {
     Unmeasured.SHAPE: Accuracy.UNMATCHED,
-    Unmeasured.NOT_FINITE: Accuracy.NO,
     Unmeasured.NO_ELEMENTS: Accuracy.NONE,
 }
 
 
 def accuracy(cosine: Metric, max_abs_error: Metric) -> Accuracy:
-    """The verdict on two tensors. A cosine that is nan, as one side is all zero, is no good one: the error decides."""
+    """The verdict on two tensors. A cosine that is nan, as one side is all zero, is no good one: the error decides.
+
+    Of a tensor without dimensions the cosine is not known; where only one side is finite, that is an error all the same."""
+    if Unmeasured.NOT_FINITE in (cosine, max_abs_error):
+        return Accuracy.NO
     for metric in (cosine, max_abs_error):
         if isinstance(metric, Unmeasured):
             return _UNMEASURED_ACCURACY[metric]
@@ -87,6 +90,12 @@ def relative_error(reference: Number | None, target: Number | None) -> float | N
     if reference and -math.inf < reference < math.inf:
         return abs((target - reference) / reference)
     return math.inf if reference == reference and target == target else math.nan
+
+
+def nan_on_one_side(reference: Statistics, target: Statistics) -> bool:
+    """Whether one of the numbers is nan on one side alone: no relative error says how wrong that is."""
+    pairs = zip(reference, target, strict=True)
+    return any(r is not None and t is not None and (r != r) is not (t != t) for r, t in pairs)
 
 
 def statistics_result(errors: Iterable[float | None]) -> Result:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -12,6 +14,7 @@ from typing import Protocol, TypeVar
 from ulpscope.errors import DumpError
 from ulpscope.store.layout import Place, find_dumps
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
@@ -55,6 +58,13 @@ def pair_runs(reference: str | Path, target: str | Path, *, step: int | None = N
         tuple(place for key, place in theirs.items() if key not in ours),
         tuple(place for key, place in ours.items() if key not in theirs),
     )
+
+
+def warn_of_one(reference: Path, target: Path) -> None:
+    """Says it where two paths lead to one dump: the same path, a link, or another name of the file."""
+    with contextlib.suppress(OSError):  # whoever reads it says so
+        if reference.samefile(target):
+            log.warning("both sides are the same dump: %s", target)
 
 
 def _places(run: str | Path, step: int | None, rank: int | None) -> list[Place]:

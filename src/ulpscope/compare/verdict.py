@@ -58,7 +58,7 @@ def statistics_error(reference: Summary, target: Summary) -> float | None:
         apart = max(abs(theirs[0] - largest), abs(theirs[1] - smallest)) / size  # type: ignore[operator]
         mean_apart = abs(theirs[2] - mean) * math.sqrt(reference.numel) / norm  # type: ignore[operator]
         found: float = max(apart, mean_apart, abs(theirs[3] - norm) / norm)  # type: ignore[operator]
-        if found < math.inf:
+        if found < math.inf and reference.numel:
             return found
     except (TypeError, ZeroDivisionError, OverflowError):
         pass

@@ -10,7 +10,7 @@ from ulpscope.report.table import replacing
 
 
 def write_advisor(
-    folder: Path, rows: Iterable[tuple[str, str]], *, timestamp: str, rank: int | None = None
+    folder: Path, rows: Iterable[tuple[str, str | None]], *, timestamp: str, rank: int | None = None
 ) -> tuple[Path, Suspect]:
     """The file and what it says, from (name, verdict) of every row; `rank` where several ranks are compared."""
     suspect = first_suspect(rows)

@@ -40,11 +40,15 @@ _ORDER = {Role.INPUT: 0, Role.PARAMETERS: 1, Role.OUTPUT: 2}
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was found and the files that say it. `analysis` is None where nothing differs: msprobe writes none either."""
+    """What was found and the files that say it. `analysis` is None where nothing differs: msprobe writes none either.
+
+    `compared` calls are in both dumps, and `unknown` of their values could not be compared."""
 
     origin: Origin
     ranks: tuple[Path, ...]
     analysis: Path | None
+    compared: int = 0
+    unknown: int = 0
 
 
 def write_first_difference(
@@ -59,17 +63,21 @@ def write_first_difference(
     work = partial(write_rank, folder=folder, timestamp=timestamp, options=options, name_step=several)
     executor = executor_for(len(units), jobs)
     paths: list[Path] = []
+    compared = unknown = 0
 
     def divergences() -> Iterator[Divergence]:
+        nonlocal compared, unknown
         for path, found in executor.gather(executor.map(work, units)):
             paths.append(path)
+            compared += found.calls - found.only_reference - found.only_target
+            unknown += found.unknown_count
             yield found
 
     try:
         found = origin(divergences())
     finally:
         executor.close()
-    return Written(found, tuple(paths), write_analysis(found, units, folder))
+    return Written(found, tuple(paths), write_analysis(found, units, folder), compared, unknown)
 
 
 def write_rank(

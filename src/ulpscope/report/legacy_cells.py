@@ -26,6 +26,7 @@ from ulpscope.compare.rules import (
     accuracy,
     checksum_result,
     floored_error,
+    nan_on_one_side,
     relative_error,
     statistics_result,
 )
@@ -327,7 +328,8 @@ def _of_any(reference: Statistics, target: Statistics) -> tuple[tuple[Cell, ...]
         difference = t - r
         differences.append(difference if difference == difference else NOT_A_NUMBER)
         percents.append(_percent(r, difference, error))
-    return (*differences, *percents), statistics_result(errors)
+    result = Result.WARNING if nan_on_one_side(reference, target) else statistics_result(errors)
+    return (*differences, *percents), result
 
 
 def _percent(reference: Number, difference: Number, error: float) -> str:
@@ -401,6 +403,9 @@ def _measured(
     contrast = comparison.contrast
     said = [] if ours.dtype == theirs.dtype else [DTYPES]
     if ours.value.shape == ():
+        if not contrast.same_places:
+            none, odd = Unmeasured.NO_ELEMENTS, Unmeasured.NOT_FINITE
+            return (none, none, odd, odd, none, none, none, none), [ZERO_D, POSITIONS, *said]
         return _of_one_number(contrast), [ZERO_D, *(() if contrast.finite else NOT_FINITE), *said]
     if not contrast.same_places:
         return (Unmeasured.NOT_FINITE,) * len(_ALL_METRICS), [POSITIONS, *said]

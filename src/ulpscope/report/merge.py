@@ -19,7 +19,7 @@ from ulpscope.report.relations import Communication, communications, relation_sh
 from ulpscope.report.table import Cell, Row, Sheet
 from ulpscope.store.formats.table_reader import read_table
 
-RESULT_NAME = re.compile(r"compare_result_rank(?P<rank>\d+)(?:-rank(?P=rank))?_\d{14}\.(?:xlsx|csv)")
+RESULT_NAME = re.compile(r"compare_result_rank(?P<rank>\d+)(?:-rank(?P=rank))?_\d{14}(?:_\d+)?\.(?:xlsx|csv)")
 NAME, TARGET_MAX, REFERENCE_MAX = "NPU Name", "NPU max", "Bench max"
 _NO_VALUE = frozenset({"n/a", "unsupported", "nan"})
 _log = logging.getLogger(__name__)

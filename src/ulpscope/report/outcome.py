@@ -33,13 +33,27 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class UnitOutcome:
-    """One step of one rank: what was found, the stacks of the findings, and how the two dumps end."""
+    """One step of one rank: what was found, the stacks of the findings, and how the two dumps end.
+
+    `missing`: how many files with elements the reference, and the target, should have and have not whole."""
 
     divergence: Divergence
     stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     endings: tuple[str, ...] = ()
     surroundings: tuple[tuple[str, Any, Any], ...] = ()
     artefacts: tuple[Path, ...] = ()
+    missing: tuple[int, int] = (0, 0)
+
+    @property
+    def unsure(self) -> str:
+        """Why one cannot be sure that nothing differs; nothing where one can."""
+        found = self.divergence
+        said = list(self.endings)
+        if found.unknown_count or any(self.missing):
+            said.append(f"{found.unknown_count} values could not be compared")
+        if not found.calls:
+            said.append("there is nothing to compare")
+        return "; ".join(said)
 
     @property
     def differs(self) -> bool:
@@ -103,14 +117,23 @@ class Outcome:
         return list(dict.fromkeys(each for unit in self.units for each in unit.surroundings))
 
     @property
+    def lacks(self) -> list[str]:
+        """What cannot be said for sure: how dumps end that are not complete, and how many files are gone."""
+        found = sorted({ending for unit in self.units for ending in unit.endings})
+        gone = []
+        for at, side in enumerate(("reference", "target")):
+            count = sum(unit.missing[at] for unit in self.units)
+            gone += [f"{count} of the {side}"] if count else []
+        return found + ([f"files with elements are missing or cut: {', '.join(gone)}"] if gone else [])
+
+    @property
     def answer(self) -> Answer:
         if not self.calls or sum(self.alone) == self.calls:
             return Answer.NOTHING
         cut = any(unit.endings for unit in self.units)
         if any(unit.differs for unit in self.units) or (not cut and (self.only_reference or self.only_target)):
             return Answer.DIFFERS
-        unknown = any(unit.divergence.unknown_count for unit in self.units)
-        return Answer.INCOMPLETE if cut or unknown else Answer.AGREES
+        return Answer.INCOMPLETE if any(unit.unsure for unit in self.units) else Answer.AGREES
 
     def stack(self, finding: Finding) -> tuple[Frame, ...]:
         """The Python stack of a finding's call, innermost first; empty where none was recorded."""

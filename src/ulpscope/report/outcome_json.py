@@ -51,7 +51,7 @@ def outcome_json(outcome: Outcome, advice: Advice) -> dict[str, Any]:
         ],
         "only_reference": list(outcome.only_reference),
         "only_target": list(outcome.only_target),
-        "incomplete": sorted({ending for unit in outcome.units for ending in unit.endings}),
+        "incomplete": outcome.lacks,
         "surroundings": [
             {"key": key, "reference": reference, "target": target} for key, reference, target in outcome.differences
         ],

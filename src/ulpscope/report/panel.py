@@ -88,9 +88,8 @@ def _head(outcome: Outcome) -> Iterator[Line]:
         shown = "; ".join(f"{key} {left} → {right}" for key, left, right in outcome.differences[:4])
         more = f"; {len(outcome.differences) - 4} more" if len(outcome.differences) > 4 else ""
         yield Piece("surroundings ", dim), Piece(shown + more)
-    for unit in outcome.units:
-        for ending in unit.endings:
-            yield Piece("incomplete ", "yellow"), Piece(ending)
+    for lack in outcome.lacks:
+        yield Piece("incomplete ", "yellow"), Piece(lack)
     for word, places in (("reference", outcome.only_reference), ("target", outcome.only_target)):
         if places:
             yield Piece("alone      ", "yellow"), Piece(f"only the {word} has {', '.join(places[:4])}")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 from pathlib import Path
 
 Cell = str | int | float | bool | None
@@ -51,3 +53,26 @@ def replacing(path: Path) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)  # a full disk names no file
         raise
+
+
+@contextlib.contextmanager
+def stamped(folder: Path, name: str) -> Iterator[str]:
+    """The time for the names of results, which is `{}` in `name`; with _1, _2 ... behind it where another result has it.
+
+    Two results of one second are two results, also of two processes: while the block runs, the name is this one's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    now = time.strftime("%Y%m%d%H%M%S")
+    for number in count():
+        stamp = f"{now}_{number}" if number else now
+        claim = folder / f".{name.format(stamp)}.claim"
+        try:
+            os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        try:
+            if not (folder / name.format(stamp)).exists():
+                yield stamp
+                return
+        finally:
+            claim.unlink(missing_ok=True)

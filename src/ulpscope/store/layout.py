@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ PAYLOAD_JOURNAL = "payload.ring"
 FORMAT_VERSION = 2
 MSPROBE = ("dump.json", "debug.json")
 MSPROBE_TENSORS = "dump_tensor_data"
+STACKS, PARENTS = "stack.json", "construct.json"
 LINES = ".pkl"
+_NATIVE = frozenset({MANIFEST, *TABLES, PAYLOAD, JOURNAL, PAYLOAD_JOURNAL})
 
 _STEP = re.compile(r"step(\d+)")
 _RANK = re.compile(r"rank(\d+)(?:\.(\d+))?")
@@ -38,11 +40,18 @@ _MSPROBE_RANK = re.compile(r"rank(?:\d+(?:\.\d+)?)?|proc\d+")
 _STEP_OR_RANK = re.compile(r"(?:step|rank)\d+")
 _TAG = re.compile(r".+_v\d+(?:\.\d+)*")
 _LINES_BEGIN = b'["'
+_KIND = re.compile(r"(.*)(?:dump|debug)")
+_ENTRIES = re.compile(rb'"data"\s*:\s*\{')
+_HEADER = 1 << 16
+# What lies beside a dump and is none, by its name: what it is, and the word in the name of the dump that stands there for its own.
+_NO_DUMPS = {"stack": "the stacks of a dump", "construct": "what called what in a dump"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """One dump of a run: a step, a rank, and a number where several processes had the same rank."""
+    """One dump of a run: a step, a rank, and a number where several processes had the same rank.
+
+    `folder` is the file itself for a dump of msprobe that was named as a file, and for those of the older tools."""
 
     step: int
     rank: int
@@ -56,13 +65,11 @@ def dump_folder(run: Path, step: int, rank: int, copy: int = 0) -> Path:
 
 
 def find_places(path: Path) -> list[Place]:
-    """Every dump at or below a path: a run, a step, a rank folder, or a file in one. Sorted by step and rank.
+    """Every dump at or below a folder: a run, a step, a rank folder. Sorted by step and rank.
 
     Only folders that a capture may replace: those of ulpscope and msprobe. For reading there is `find_dumps`.
     """
     path = Path(path)
-    if path.is_file():
-        path = path.parent
     if not path.is_dir():
         raise DumpError(f"{path} does not exist; give the folder that a capture wrote")
     if path.name == MSPROBE_TENSORS and is_msprobe(path.parent):
@@ -77,16 +84,68 @@ def find_places(path: Path) -> list[Place]:
 
 
 def find_dumps(path: Path) -> list[Place]:
-    """As `find_places`, and the files of the older tools where there is nothing else; they are the `folder` of their place."""
+    """As `find_places`, the files of the older tools where there is nothing else, and the dump that a named file is.
+
+    A file stands for itself: only the tables of a native dump stand for their folder. Raises DumpError for one that is no dump.
+    """
     path = Path(path)
+    if path.is_file():
+        return [_named(path)]
+    return find_places(path) or sorted(_lines_places(path))
+
+
+def _named(path: Path) -> Place:
+    if is_native(path):
+        return _place_of(path.parent)
     if is_lines(path):
-        return [_lines_place(path)]
-    return find_places(path) or sorted(_lines_places(path.parent if path.is_file() else path))
+        return _lines_place(path)
+    if path.suffix == ".json" or _beginning(path).lstrip().startswith(b"{"):
+        return replace(_place_of(path.parent), folder=path)
+    raise DumpError(not_a_dump(path, "it holds no JSON"))
+
+
+def not_a_dump(path: Path, why: str) -> str:
+    """What is said of a named file that is no dump: what it is, and what to name instead."""
+    for word, what in _NO_DUMPS.items():
+        if path.suffix == ".json" and word in path.stem:
+            own = path.with_name(path.name.replace(word, "dump"))
+            named = f"name {own}" if own.is_file() else f"name the {MSPROBE[0]} that it belongs to"
+            return f"{path} is no dump, it is {what}; {named}"
+    if path.suffix in (".pt", ".npy", ".bin"):
+        return f"{path} is no dump, it is one tensor; name the dump, or look at the tensor with `ulpscope tensor`"
+    return f"{path} is no dump: {why}; name a {MSPROBE[0]}, the {LINES} of an older tool, or the folder of a run"
+
+
+def is_native(path: Path) -> bool:
+    """Whether a file is one of those that make a native dump."""
+    return path.name in _NATIVE and (path.parent / MANIFEST).is_file()
 
 
 def is_lines(path: Path) -> bool:
     """Whether a path is a file that an older tool may have written."""
-    return path.suffix == LINES and path.is_file()
+    return path.is_file() and (path.suffix == LINES or _beginning(path).startswith(_LINES_BEGIN))
+
+
+def beside(dump: Path, name: str) -> Path:
+    """Where `name` (stack.json, construct.json, dump_tensor_data) of a dump of msprobe lies, by its folder or its file.
+
+    A dump.json under another name has what is named as it is: gpu_dump.json has gpu_stack.json and gpu_dump_tensor_data. It has
+    the plain names only where no other dump lies there that they may belong to.
+    """
+    if not dump.is_file():
+        return dump / name
+    plain = dump.with_name(name)
+    if dump.name in MSPROBE:
+        return plain
+    kind, dot, suffix = name.partition(".")
+    found = _KIND.match(dump.stem)
+    own = dump.with_name(
+        (dump.stem[: found.end(1)] + kind + dump.stem[found.end() :] if found else f"{dump.stem}_{kind}") + dot + suffix
+    )
+    alone = not any(
+        each != dump and _ENTRIES.search(_beginning(each)) for each in dump.parent.glob("*.json") if each.is_file()
+    )
+    return plain if alone and not own.exists() else own
 
 
 def is_msprobe(folder: Path) -> bool:
@@ -124,11 +183,13 @@ def _lines_places(folder: Path, depth: int = 0) -> list[Place]:
 
 def _begins_as_lines(path: Path) -> bool:
     # A folder may hold pickles of anybody; they are no dumps, and not worth an error.
-    if not is_lines(path):
-        return False
+    return path.suffix == LINES and path.is_file() and _beginning(path).startswith(_LINES_BEGIN)
+
+
+def _beginning(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(len(_LINES_BEGIN)) == _LINES_BEGIN
+            return file.read(_HEADER)
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}") from error
 

@@ -16,10 +16,12 @@ from typing import Any, TextIO
 
 from ulpscope.errors import DumpError
 from ulpscope.store.fields import read_fields
+from ulpscope.store.layout import is_native
 
 FORMAT = 1
 PREFIX = "ledger.rank"
 SUFFIX = ".jsonl"
+_LONGEST_HEADER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,9 @@ def ledger_path(run: Path, rank: int) -> Path:
 
 
 def find_ledgers(run: Path) -> list[Path]:
-    """The ledgers of a run, by rank; `run` is a folder or one ledger."""
+    """The ledgers of a run, by rank; `run` is a folder, or a file that may be one."""
     if run.is_file():
-        return [run]
+        return [run] if _is_ledger(run) else []
     found = [path for path in run.glob(f"{PREFIX}*{SUFFIX}") if _rank_of(path).isdecimal()]
     return sorted(found, key=lambda path: int(_rank_of(path)))
 
@@ -153,11 +155,22 @@ def _rank_of(path: Path) -> str:
     return path.name.removeprefix(PREFIX).removesuffix(SUFFIX)
 
 
+def _is_ledger(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape") as file:
+            _header(path, file.readline(_LONGEST_HEADER))
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from None
+    except DumpError:
+        return path.suffix == SUFFIX and not is_native(path)  # one that says what is wrong with it when it is read
+    return True
+
+
 def read_ledger(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """What the ledger says about its run, and its rows. A line cut short by a crash ends it. Raises DumpError."""
     try:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
-            about = _header(path, file.readline())
+            about = _header(path, file.readline(_LONGEST_HEADER))
             return about, list(_rows(path, file))
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None

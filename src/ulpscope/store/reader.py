@@ -77,7 +77,9 @@ class Dump:
     def ending(self) -> str:
         """How the dump ends: "complete", or why not."""
         if self.manifest.state == "complete":
-            return "complete"
+            told = self.manifest.counts.get("calls", 0)
+            cut = isinstance(told, int) and len(self) < told
+            return f"{layout.CALLS} holds {len(self)} of {told} calls: the file is cut" if cut else "complete"
         if self.manifest.state == "open":
             last = (
                 f"; the last finished call is {call_text(self._id(self._call_rows[len(self) - 1]))}"
@@ -86,6 +88,16 @@ class Dump:
             )
             return f"the process ended, or is still running, before the step was closed{last}"
         return self.manifest.notes[-1] if self.manifest.notes else self.manifest.state
+
+    @property
+    def missing(self) -> set[str]:
+        """The files with elements that should be there and are missing or cut, of the values that were read so far."""
+        told = (extra for *_, extra in self._metas.values() if "missing" in extra and "overwritten" not in extra)
+        found = {str(extra["missing"]) for extra in told}
+        size = self.manifest.counts.get("payload_bytes", 0)
+        if self.manifest.state == "complete" and isinstance(size, int) and len(self._payload_file) < size:
+            found.add(layout.PAYLOAD)
+        return found
 
     def calls(self) -> Iterator[CallRecord]:
         """Every call in execution order."""
@@ -163,13 +175,15 @@ class Dump:
         return bits_from(raw, dtype, shape)
 
     def sketch(self, value: Value) -> NDArray[np.float32] | None:
-        """The sketch of a recorded tensor, for `native.sketch_relative_l2`; None when there is none."""
+        """The sketch of a recorded tensor, for `native.sketch_relative_l2`; None when there is none. DumpError if it is gone."""
         if value.measure is None:
             return None
         row = self._measures[value.measure]
         start, size = int(row["sketch_offset"]), int(row["sketch_len"]) * 4
-        if not size or start + size > len(self._sketches):
+        if not size:
             return None
+        if start + size > len(self._sketches):
+            raise DumpError(f"{self.folder / layout.SKETCHES} ends before byte {start + size}: the file is cut")
         return np.frombuffer(self._sketches, dtype="<f4", count=size // 4, offset=start)
 
     def sample(self, value: Value) -> Array | None:
@@ -386,7 +400,7 @@ def _opened(folder: Path) -> Dump:
 
     if layout.is_lines(folder):
         return PtdbgDump(folder) if is_ptdbg(folder) else HooksDump(folder)
-    return MsprobeDump(folder) if layout.is_msprobe(folder) else Dump(folder)
+    return MsprobeDump(folder) if folder.is_file() or layout.is_msprobe(folder) else Dump(folder)
 
 
 def _parsed_name(text: str) -> CallId:

@@ -1,6 +1,6 @@
 """The command line of msprobe: `msprobe -f pytorch compare ...`, `merge_result`, `run_ut` and others.
 
-Bad input is one message and exit code 2. `-f` before the subcommand is the framework, after it fuzzy matching or a filter.
+Bad input is one message and exit code 2, a comparison of nothing 4. `-f` before the subcommand is the framework, after it fuzzy matching or a filter.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +27,11 @@ from ulpscope.compat.msprobe.comparing import (
 from ulpscope.compat.msprobe.merge import merge_result
 from ulpscope.compat.msprobe.overflow_command import add_overflow_command
 from ulpscope.compat.msprobe.precheck import add_commands
-from ulpscope.errors import ConfigError, UlpscopeError
+from ulpscope.errors import CRASHED, ConfigError, UlpscopeError, crash_text
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 20
+_NOTHING = 4
 # The manual's own examples have remarks behind the values.
 _REMARK = re.compile(r'(?m)#[^"\n]*$')
 
@@ -39,12 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     logging.basicConfig(format="%(asctime)s (%(process)d) [%(levelname)s] %(message)s", level=logging.INFO)
     try:
-        asked.run(asked)
+        return asked.run(asked) or 0
     except UlpscopeError as error:
         # A name may hold what no terminal and no log file can be given.
         _log.error("%s", str(error).encode("utf-8", "backslashreplace").decode())
         return 2
-    return 0
+    except OSError as error:
+        _log.error("cannot use %s: %s; choose another place", error.filename, error.strerror or error)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        _log.error("%s", crash_text(error))
+        return CRASHED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,10 +91,14 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
     option("-i", "--input_dir", required=True, metavar="FOLDER", help="The results of all ranks.")
     option("-o", "--output_dir", required=True, metavar="FOLDER", help="Where the workbook goes.")
     option("-config", "--config-path", required=True, metavar="FILE", help="A yaml file with api and compare_index.")
-    parser.set_defaults(run=lambda asked: merge_result(asked.input_dir, asked.output_dir, asked.config_path))
+    parser.set_defaults(run=_merge)
 
 
-def _compare(asked: argparse.Namespace) -> None:
+def _merge(asked: argparse.Namespace) -> None:
+    merge_result(asked.input_dir, asked.output_dir, asked.config_path)
+
+
+def _compare(asked: argparse.Namespace) -> int:
     npu, bench, stacks, print_log = read_input(_read_json(Path(asked.input_path)))
     if asked.data_mapping and asked.fuzzy_match:
         raise ConfigError(["-dm says which values belong together; it cannot be used with -f"])
@@ -106,15 +119,16 @@ def _compare(asked: argparse.Namespace) -> None:
     names = read_mapping(asked.data_mapping) if asked.data_mapping else Mapping()
     wanted = Wanted(output, asked.fuzzy_match, asked.highlight, not asked.compare_only, print_log, names)
     if asked.diff_analyze:
-        return first_difference(npu, bench, wanted)
-    if not npu.is_dir():
-        compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=asked.stack_mode))
+        compared = first_difference(npu, bench, wanted)
+    elif not npu.is_dir():
+        compared = compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=asked.stack_mode))
     elif names:
         raise ConfigError(
             ["-dm is for one card; give two files dump.json as npu_path and bench_path"], asked.input_path
         )
     else:
-        compare_folders(npu, bench, wanted)
+        compared = compare_folders(npu, bench, wanted)
+    return 0 if compared else _NOTHING
 
 
 def _read_json(path: Path) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,21 +19,22 @@ from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping as Names
+from ulpscope.compare.rules import Kind
 from ulpscope.compare.runs import Unit, executor_for
-from ulpscope.compat.first_wrong import FirstWrong, ranks_differ
+from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, missing_files, ranks_differ
 from ulpscope.errors import ConfigError, did_you_mean
 from ulpscope.naming import SAVED
 from ulpscope.report import legacy
 from ulpscope.report.advisor import write_advisor
 from ulpscope.report.first_difference import write_first_difference
-from ulpscope.report.table import Row, Sheet
+from ulpscope.report.table import Row, Sheet, stamped
 from ulpscope.report.xlsx import write_xlsx
 from ulpscope.store import layout
+from ulpscope.store.formats.msprobe_reader import MsprobeDump
 from ulpscope.store.reader import Dump, open_dump
 
 _log = logging.getLogger(__name__)
 DUMP, DEBUG = layout.MSPROBE
-_STACKS = "stack.json"
 _PRINT_LOG = "is_print_compare_log"
 _SHEET = "Sheet"
 # As in 8.2.1, a little below what a sheet holds; with more rows there are no colours.
@@ -142,27 +142,30 @@ def shows_stacks(npu: Path, stacks: Path | None, *, stack_mode: bool) -> bool | 
         raise ConfigError(
             [f"stack_path {str(stacks)!r} does not exist; leave it out and stack.json is found by itself"]
         )
-    beside = npu.parent / _STACKS
-    if stack_mode and not (beside.is_file() and beside.samefile(stacks)):
-        raise ConfigError([f"stack_path is {str(stacks)!r}; it must be the {_STACKS} beside npu_path, {str(beside)!r}"])
+    own = layout.beside(npu, layout.STACKS)
+    if stack_mode and not (own.is_file() and own.samefile(stacks)):
+        raise ConfigError(
+            [f"stack_path is {str(stacks)!r}; it must be the {layout.STACKS} beside npu_path, {str(own)!r}"]
+        )
     return stack_mode
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------
 
 
-def compare_files(npu: Path, bench: Path, wanted: Wanted, *, stacks: bool | None = None) -> Path:
-    """Compares two dumps, each a dump.json, a debug.json or a folder with one; returns the workbook."""
+def compare_files(npu: Path, bench: Path, wanted: Wanted, *, stacks: bool | None = None) -> bool:
+    """Compares two dumps, each a dump.json, a debug.json or a folder with one; returns whether any row was compared."""
     for path in (npu, bench):
         if not path.exists():
             raise ConfigError([f"{path} does not exist; give a dump.json, a debug.json or the folder of a step"])
-    if (npu.name == DEBUG) != (bench.name == DEBUG):
+    saved, theirs = _is_saved(npu), _is_saved(bench)
+    if saved is not theirs:
         raise ConfigError([f"{npu} and {bench} are not of one kind; compare a {DEBUG} with a {DEBUG}"])
-    return _write(Unit(0, 0, bench, npu), wanted, label="", saved=npu.name == DEBUG, stacks=stacks, progress=True)
+    return _write(Unit(0, 0, bench, npu), wanted, label="", saved=saved, stacks=stacks, progress=True)
 
 
-def compare_folders(npu: Path, bench: Path, wanted: Wanted) -> list[Path]:
-    """Compares two steps rank by rank, several at a time; returns the workbooks."""
+def compare_folders(npu: Path, bench: Path, wanted: Wanted) -> bool:
+    """Compares two steps rank by rank, several at a time; returns whether of each rank any row was compared."""
     jobs = [
         (label, saved, unit)
         for label, unit in paired_ranks(npu, bench)
@@ -174,29 +177,37 @@ def compare_folders(npu: Path, bench: Path, wanted: Wanted) -> list[Path]:
     cores = os.cpu_count() or 1
     threads = max(1, cores // len(jobs))
     executor = executor_for(len(jobs), cores)
-    started: list[Future[Path]] = []
+    started: list[Future[bool]] = []
     for label, saved, unit in jobs:
         work = partial(_write, wanted=wanted, label=label, saved=saved, progress=len(jobs) == 1, threads=threads)
         started += executor.map(work, [unit])
     try:
-        return list(executor.gather(started))
+        compared: list[bool] = list(executor.gather(started))
+        return all(compared)
     finally:
         executor.close()
 
 
-def first_difference(npu: Path, bench: Path, wanted: Wanted) -> None:
-    """Writes compare_result_rank{n}_{timestamp}.json for each rank, and diff_analyze_{time}.json where they differ."""
+def first_difference(npu: Path, bench: Path, wanted: Wanted) -> bool:
+    """Writes compare_result_rank{n}_{timestamp}.json for each rank, and diff_analyze_{time}.json where they differ.
+
+    Returns whether any call was compared."""
     if npu.is_dir():
         units = [unit for _, unit in paired_ranks(npu, bench)]
     else:
         place = layout.find_dumps(npu)[0]
         units = [Unit(place.step, place.rank, bench, npu)]
-    stamp = time.strftime("%Y%m%d%H%M%S")
-    written = write_first_difference(units, wanted.output, timestamp=stamp, options=_options(wanted))
+    with stamped(wanted.output, f"compare_result_rank{units[0].rank}_{{}}.json") as stamp:
+        written = write_first_difference(units, wanted.output, timestamp=stamp, options=_options(wanted))
     for path in (*written.ranks, *((written.analysis,) if written.analysis else ())):
         _log.info("The comparison result is saved in: %s", path)
-    if written.analysis is None:
+    if not written.compared:
+        _log.error("%s", NOTHING_COMPARED)
+    elif written.unknown:
+        _log.warning("%d values could not be compared.", written.unknown)
+    elif written.analysis is None:
         _log.info("No difference was found.")
+    return written.compared > 0
 
 
 def _options(wanted: Wanted, threads: int = 0) -> Options:
@@ -234,6 +245,14 @@ def _has(folder: Path, *, saved: bool) -> bool:
     return not saved
 
 
+def _is_saved(path: Path) -> bool:
+    """Whether a named file holds values that were saved one by one, as debug.json does under whatever name."""
+    if not path.is_file():
+        return False
+    ids = open_dump(path).ids()
+    return all(call.kind == SAVED for call in ids) if ids else path.name == DEBUG
+
+
 def _write(
     unit: Unit,
     wanted: Wanted,
@@ -243,15 +262,14 @@ def _write(
     stacks: bool | None = None,
     progress: bool = False,
     threads: int = 0,
-) -> Path:
+) -> bool:
+    """Writes the result of one rank; returns whether any of its rows was compared."""
     reference, target = open_dump(unit.reference), open_dump(unit.target)
     table = legacy.table_for(reference, target)
     if stacks is None:
         stacks = _has_stacks(target)
     found = compare_dumps(reference, target, _options(wanted, threads))
     calls: Iterator[CallComparison] = (call for call in found if (call.match.call.id.kind == SAVED) == saved)
-    stamp = time.strftime("%Y%m%d%H%M%S")
-    path = wanted.output / f"{'debug_' if saved else ''}compare_result_{label + '_' if label else ''}{stamp}.xlsx"
     if progress and sys.stderr.isatty():
         calls = _showing_progress(calls, len(target))
     header = table.header(stacks=stacks)
@@ -266,16 +284,20 @@ def _write(
     if wanted.print_log and "Cosine" in header and _log.isEnabledFor(logging.INFO):
         made = _logging(made, header)
     verdicts = FirstWrong(header)
-    if wanted.advice:
-        made = verdicts.watching(made)
-    if path.exists():
-        _log.warning("%s will be deleted.", path)
-    for note in write_xlsx(path, [Sheet(_SHEET, header, made)]):
-        _log.warning("%s: %s", path, note)
-    _log.info("The comparison result is saved in: %s", path)
-    if wanted.advice:
-        _advise(wanted.output, verdicts, stamp, unit.rank if label else None)
-    return path
+    name = f"{'debug_' if saved else ''}compare_result_{label + '_' if label else ''}{{}}.xlsx"
+    with stamped(wanted.output, name) as stamp:
+        path = wanted.output / name.format(stamp)
+        for note in write_xlsx(path, [Sheet(_SHEET, header, verdicts.watching(made))]):
+            _log.warning("%s: %s", path, note)
+        _log.info("The comparison result is saved in: %s", path)
+        if wanted.advice:
+            _advise(wanted.output, verdicts, stamp, unit.rank if label else None)
+    gone = missing_files(target, reference) if table.kind is Kind.ELEMENTS else ""
+    if gone:
+        _log.warning("%s: %s", path, gone)
+    if not verdicts.compared:
+        _log.error("%s: %s", path, NOTHING_COMPARED)
+    return verdicts.compared
 
 
 def _advise(folder: Path, verdicts: FirstWrong, stamp: str, rank: int | None) -> None:
@@ -285,8 +307,8 @@ def _advise(folder: Path, verdicts: FirstWrong, stamp: str, rank: int | None) ->
 
 
 def _has_stacks(target: Dump) -> bool:
-    if layout.is_msprobe(target.folder):
-        return (target.folder / _STACKS).is_file()
+    if isinstance(target, MsprobeDump):
+        return layout.beside(target.folder, layout.STACKS).is_file()
     return len(target) > 0 and target.nth(0).stack is not None
 
 
@@ -299,13 +321,12 @@ def _can_be_coloured(target: Dump) -> bool:
 
 def _count(target: Dump) -> int:
     """How many values a dump has. Those of msprobe are counted by their types, as reading them all would take long."""
-    if not layout.is_msprobe(target.folder):
+    if not isinstance(target, MsprobeDump):
         return target.value_count
     found = 0
-    for path in (target.folder / name for name in layout.MSPROBE):
-        if path.is_file():
-            with path.open("rb") as file:
-                found += sum(chunk.count(b'"type"') for chunk in iter(partial(file.read, _CHUNK), b""))
+    for path in target.files:
+        with path.open("rb") as file:
+            found += sum(chunk.count(b'"type"') for chunk in iter(partial(file.read, _CHUNK), b""))
     return found
 
 

@@ -6,16 +6,18 @@ The same switches, the same files. The device is the machine's NPU or GPU, and t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.msprobe.config import SECTIONS
 from ulpscope.compat.msprobe.online import check_online
-from ulpscope.compat.msprobe.precheck_files import ResultFiles, compare_details, timestamp
+from ulpscope.compat.msprobe.precheck_files import COMPARED, RESULT, ResultFiles, compare_details, timestamp
 from ulpscope.config import read_config_file
 from ulpscope.errors import ConfigError, did_you_mean
+from ulpscope.report.table import stamped
 
 _log = logging.getLogger(__name__)
 _MOST_PROCESSES, _PROCESSES = 64, 8
@@ -58,9 +60,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(asked: argparse.Namespace) -> None:
-    result, details = compare_details(
-        Path(asked.npu_csv_path), Path(asked.gpu_csv_path), Path(asked.out_path), timestamp()
-    )
+    out = Path(asked.out_path)
+    with _stamped(out, COMPARED) as stamp:
+        result, details = compare_details(Path(asked.npu_csv_path), Path(asked.gpu_csv_path), out, stamp)
     _log.info("The result is in %s", result)
     _log.info("The details are in %s", details)
 
@@ -86,9 +88,8 @@ def _run(asked: argparse.Namespace) -> None:
     source = Path(asked.api_info_file)
     if not source.exists():
         raise ConfigError([f"-api_info {source} does not exist"])
-    stamp = timestamp()
     files = ResultFiles.resumed(Path(asked.result_csv_path)) if asked.result_csv_path else None
-    error_data = _error_folder(config, stamp) if asked.save_error_data else None
+    error_data = _error_folder(config, timestamp()) if asked.save_error_data else None
     kind = default_device()
     if set_jit_compile(asked.jit_compile) is False and asked.jit_compile:
         _log.warning("-j has no effect: there is no NPU here")
@@ -97,7 +98,9 @@ def _run(asked: argparse.Namespace) -> None:
     runner = ApiRunner(devices[0], whole=False)
     plan = Plan(runner, Choice(white, black, asked.filter_api), Rule.MSPROBE, error_data)
     dump = open_dump(source)
-    files = files or ResultFiles.new(Path(asked.out_path), stamp)
+    if files is None:
+        with _stamped(Path(asked.out_path), RESULT) as stamp:
+            files = ResultFiles.new(Path(asked.out_path), stamp)
     _log.info("UT task result will be saved in %s", files.result)
     _log.info("UT task details will be saved in %s", files.details)
     processes = getattr(asked, "num_splits", 1)
@@ -110,6 +113,16 @@ def _run(asked: argparse.Namespace) -> None:
         files.add(result)
     _log.info("%d calls were done before", len(files.done))
     _log.info("Successfully completed run_ut/multi_run_ut.")
+
+
+@contextlib.contextmanager
+def _stamped(folder: Path, begin: str) -> Iterator[str]:
+    """The time in the names of results that begin so."""
+    try:
+        with stamped(folder, f"{begin}{{}}.csv") as stamp:
+            yield stamp
+    except OSError as error:
+        raise ConfigError([f"-o {folder}: {error.strerror}"]) from None
 
 
 def read_section(path: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A result is appended as soon as it is there, its details before it, so a run tha
 from __future__ import annotations
 
 import csv
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from ulpscope.errors import ConfigError
 from ulpscope.replay.benchmark import RATIOS, Verdicts, beside
 from ulpscope.replay.results import CallResult, OutputResult
-from ulpscope.replay.standards import MEASURES, Measures, Standard, Status, standard_of, worst
+from ulpscope.replay.standards import LIMITS, MEASURES, Measures, Standard, Status, standard_of, worst
 from ulpscope.report.table import replacing
 
 RESULT, DETAILS = "accuracy_checking_result_", "accuracy_checking_details_"
@@ -56,6 +57,7 @@ ALGORITHMS = {
     Standard.BENCHMARK: "标杆比对法",
 }
 _BLANK = " "
+_ZERO_SIZE = re.compile(r"\b0\b")
 _BOM = "utf-8-sig"
 _STATUSES = {status.value: status for status in Status}
 Line = list[str]
@@ -142,16 +144,30 @@ def _compared(name: str, target: Line, benchmark: Line | None) -> tuple[Status, 
         if target[-2] != Status.SKIP.value:
             message = "The benchmark has no such output." if benchmark is None else benchmark[-1].strip()
         return Status.SKIP, _cells(name, {}, Status.SKIP, _BLANK, message)
-    dtype = target[2].removeprefix("torch.")
+    dtype = target[2].strip().removeprefix("torch.")
+    nothing = _nothing_to_compare(dtype, target[3])
+    if nothing:
+        return Status.SKIP, _cells(name, {}, Status.SKIP, _BLANK, nothing)
     own, other = _measures(target), _measures(benchmark)
     if all(getattr(own, measure) is None for measure in MEASURES):
         # Dropout has no numbers: its status is what there is to compare.
         status = _STATUSES.get(target[-2], Status.SKIP)
         return status, _cells(name, {}, status, _BLANK, message)
-    verdicts = beside(own, other, standard=_standard(name, dtype, own), dtype=dtype)
+    standard = _standard(name, dtype, own)
+    if standard is not Standard.BINARY and dtype not in LIMITS:
+        # The standards have numbers for three dtypes; equality needs none.
+        message = f"There is no standard for {target[2].strip()}, skip this test."
+        return Status.SKIP, _cells(name, {}, Status.SKIP, _BLANK, message)
+    verdicts = beside(own, other, standard=standard, dtype=dtype)
     status = verdicts.status
     told = [f"{status.value.upper()}: {each}" for each, status in _failed(verdicts)]
     return status, _cells(name, _pairs(verdicts), status, ALGORITHMS[verdicts.standard], "\n".join(told))
+
+
+def _nothing_to_compare(dtype: str, shape: str) -> str:
+    if not dtype:
+        return "The output has no dtype: it was not there, skip this test."
+    return "The output has no elements, skip this test." if _ZERO_SIZE.search(shape) else ""
 
 
 def _standard(name: str, dtype: str, own: Measures) -> Standard:

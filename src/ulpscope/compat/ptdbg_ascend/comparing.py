@@ -9,7 +9,6 @@ import contextlib
 import logging
 import re
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +19,14 @@ from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import relative_error
-from ulpscope.compat.first_wrong import FirstWrong, ranks_differ
+from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, missing_files, ranks_differ
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
 from ulpscope.errors import did_you_mean
 from ulpscope.report import legacy
 from ulpscope.report.csv import write_csv
 from ulpscope.report.legacy_cells import ZERO_D
 from ulpscope.report.pkl_rows import older_names
-from ulpscope.report.table import Row, replacing
+from ulpscope.report.table import Row, replacing, stamped
 from ulpscope.store.formats.pkl_lines import is_ptdbg
 from ulpscope.store.formats.ptdbg_reader import PtdbgDump
 from ulpscope.store.layout import is_lines
@@ -204,15 +203,19 @@ def _write(npu: _Side, bench: _Side, wanted: _Wanted, folder: Path, *, label: st
     if whole and wanted.print_log:
         made = _printing(made, header, spelling)
     first = FirstWrong(header, spelling.name)
-    if whole and wanted.advice:
-        made = first.watching(made)
-    stamp = time.strftime("%Y%m%d%H%M%S")
-    path = folder / f"compare_result_{label}{stamp}.csv"
-    write_csv(path, header, spelling.spelt(made))
-    _log.info("The comparison result is saved in: %s", path)
-    if whole and wanted.advice:
-        suspect = first_suspect(list(first.pairs()))
-        _advise(replace(suspect, node=first.name or suspect.node), folder / f"advisor_{label}{stamp}.txt")
+    name = f"compare_result_{label}{{}}.csv"
+    with stamped(folder, name) as stamp:
+        path = folder / name.format(stamp)
+        write_csv(path, header, spelling.spelt(first.watching(made)))
+        _log.info("The comparison result is saved in: %s", path)
+        if whole and wanted.advice:
+            suspect = first_suspect(first.pairs())
+            _advise(replace(suspect, node=first.name or suspect.node), folder / f"advisor_{label}{stamp}.txt")
+    gone = missing_files(target, reference) if whole else ""
+    if gone:
+        _log.warning("%s: %s", path, gone)
+    if not first.compared:
+        _log.error("%s: %s", path, NOTHING_COMPARED)
 
 
 def _opened(side: _Side) -> Dump:

@@ -10,7 +10,6 @@ import glob
 import os
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 
 from ulpscope.compare.elements import Elements, elements_at, survey
@@ -21,6 +20,7 @@ from ulpscope.report.csv import write_csv
 from ulpscope.report.kernels import COLUMNS, kernel_rows
 from ulpscope.report.parse_text import array_lines, converted_lines, pair_lines, text_file_of
 from ulpscope.report.pkl_rows import call_lines
+from ulpscope.report.table import stamped
 from ulpscope.report.tensor import save_text
 from ulpscope.store.formats.cann_layouts import TARGETS
 from ulpscope.store.formats.cann_npy import convert_kernel, kernel_dumps_at
@@ -38,7 +38,7 @@ def compare_kernels(say: Say, mine: str, golden: str, out: str | None) -> bool:
     """vc: two folders of kernel dumps or arrays, into `result_{time}.csv`."""
     started = time.monotonic()
     target, reference = read_folder(Path(mine)), read_folder(Path(golden))
-    path = os.path.join(_out_folder(out, COMPARED), f"result_{datetime.now():%Y%m%d%H%M%S}.csv")
+    folder = _out_folder(out, COMPARED)
     failed: list[TensorPair] = []
 
     def pairs() -> Iterator[TensorPair]:
@@ -47,14 +47,16 @@ def compare_kernels(say: Say, mine: str, golden: str, out: str | None) -> bool:
                 failed.append(pair)
             yield pair
 
-    write_csv(Path(path), COLUMNS, kernel_rows(pairs()))
+    with stamped(Path(folder), "result_{}.csv") as stamp:
+        path = os.path.join(folder, f"result_{stamp}.csv")
+        write_csv(Path(path), COLUMNS, kernel_rows(pairs()))
     for pair in failed:
         name = ":".join(filter(None, pair.key))
         say(f"[WARNING] {name} was not compared: {pair.reason}")
     say(f'[INFO] The comparison result have been written to "{path}".')
     say(f"[INFO] The command was completed and took {time.monotonic() - started:.0f} seconds.")
     say("[INFO] Compare finished!!")
-    return not (reference.problems or target.problems)
+    return not (reference.problems or target.problems or failed)
 
 
 def convert_kernels(say: Say, source: str, layout: str | None, out: str | None) -> bool:

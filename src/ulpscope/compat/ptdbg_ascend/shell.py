@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from ulpscope.compat.ptdbg_ascend import parse_verbs
-from ulpscope.errors import UlpscopeError, did_you_mean
+from ulpscope.errors import CRASHED, UlpscopeError, crash_text, did_you_mean
 
 PROMPT = "Parse >>> "
 _UNUSED_ASC = "[INFO] -asc is not used: kernel dumps are read without msaccucmp."
@@ -112,8 +112,11 @@ def run_command(name: str, words: Sequence[str]) -> int:
         click.echo(f"[ERROR] {error}", err=True)
         return error.exit_code
     except OSError as error:
-        click.echo(f"[ERROR] {error.filename or name}: {error.strerror}", err=True)
+        click.echo(f"[ERROR] {error.filename or name}: {error.strerror or error}", err=True)
         return 3
+    except Exception as error:
+        click.echo(f"[ERROR] {crash_text(error)}", err=True)
+        return CRASHED
 
 
 def help_text() -> str:

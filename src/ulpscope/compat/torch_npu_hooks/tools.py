@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from ulpscope.compare import metrics
+from ulpscope.compare.runs import warn_of_one
 from ulpscope.compare.sequence import paired_in_order
+from ulpscope.compat.first_wrong import NOTHING_COMPARED
 from ulpscope.compat.torch_npu_hooks.steps import ArgumentError, step_schedule
 from ulpscope.dtypes import Array
 from ulpscope.records import CallRecord, Value
@@ -49,8 +52,18 @@ def compare(pkl_path1: str, pkl_path2: str, output_path: str, shape_flag: bool =
         if not Path(path).exists():
             raise ArgumentError(f"{path} does not exist; give a file that set_dump_path named")
     target, reference = open_dump(pkl_path1), open_dump(pkl_path2)
-    write_csv(Path(output_path), COLUMNS, _rows(reference, target, sizes=bool(shape_flag)))
+    warn_of_one(reference.folder, target.folder)
+    rows = Counter[str]()
+    write_csv(Path(output_path), COLUMNS, _counted(_rows(reference, target, sizes=bool(shape_flag)), rows))
     _log.info("The comparison result is saved in: %s", output_path)
+    if not rows["with numbers"]:
+        _log.error("%s: %s", output_path, NOTHING_COMPARED)
+
+
+def _counted(found: Iterator[Row], rows: Counter[str]) -> Iterator[Row]:
+    for row in found:
+        rows["with numbers"] += row[0][-1] != _NO_NUMBERS[-1]
+        yield row
 
 
 def _rows(reference: Dump, target: Dump, *, sizes: bool) -> Iterator[Row]:

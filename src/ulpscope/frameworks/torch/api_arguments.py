@@ -149,6 +149,9 @@ class Data:
             raise UnrunnableError(f"an argument has dtype {value.dtype} and shape {value.shape}")
         if value.payload is not None:
             return self._stored(value, dtype)
+        if "missing" in value.extra and "overwritten" not in value.extra:
+            # What was recorded and is gone is not made up.
+            raise UnrunnableError(f"{value.extra['missing']} is missing")
         if self._real_only:
             raise UnrunnableError("the dump does not hold the elements of an argument")
         self.real = False

@@ -317,6 +317,9 @@ class _Call:
     def _recorded_outputs(self, values: dict[Path, Value]) -> dict[Path, Tensor] | None:
         """What the dump holds; None where it does not hold all of it, or not what it came from."""
         tensors = [value for value in values.values() if value.is_tensor]
+        lost = next((value for value in tensors if "missing" in value.extra), None)
+        if lost is not None and "overwritten" not in lost.extra:
+            raise UnrunnableError(f"{lost.extra['missing']} is missing")
         if not tensors or not self.data.real or any(value.payload is None or value.error for value in tensors):
             return None
         return {value.slot.path: Data("", self.bits, 0).tensor(value) for value in tensors}

@@ -35,6 +35,7 @@ class JsonEntries:
     def __init__(self, path: Path, large: str) -> None:
         self.path = path
         self.header: dict[str, Any] = {}
+        self.has_entries = False
         self.names: list[str] = []
         self._spans = array("Q")
         self._read = 0
@@ -101,6 +102,7 @@ class JsonEntries:
         content = json.loads(raw)
         if not isinstance(content, dict):
             raise ValueError("it holds no object")
+        self.has_entries = large in content
         entries = content.pop(large, {})
         self.header = content
         if isinstance(entries, dict):
@@ -118,6 +120,7 @@ class JsonEntries:
                 begin = _OPEN.match(view, at)
                 if begin is None:
                     raise ValueError(f"{large} is not an object")
+                self.has_entries = True
                 at = self._entries(view, begin.end())
             else:
                 end = skip_json(view, at)

@@ -7,12 +7,13 @@ not say stays unknown: statistics are `ToldStats`, null is None.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,35 +33,41 @@ from ulpscope.records import (
 from ulpscope.store import layout
 from ulpscope.store.formats.json_entries import JsonEntries
 from ulpscope.store.formats.msprobe_values import MsprobeValues
+from ulpscope.store.formats.plain_file import mapped
 from ulpscope.store.formats.pt import map_pt
 from ulpscope.store.mapped import StoredBits
 from ulpscope.store.reader import Dump
 
+_log = logging.getLogger(__name__)
 LEVELS = {"L0": "module", "L1": "op", "mix": "mix", "L2": "kernel"}
 _FRAME = re.compile(r"File (.*), line (\d+), in (.*?), ?\n ?(.*)", re.DOTALL)
 _PHASES = {phase.value: phase for phase in Phase}
 _MAX_JSON = 2 << 30
+_Read = TypeVar("_Read")
+_Stacks = tuple[list[list[str]], dict[str, int]]
 _call, _call_record = maker(CallId), maker(CallRecord)
 
 
 class MsprobeDump(Dump):
-    """One step of one rank in the files of msprobe, with the face of a native dump. Open it with `open_dump`."""
+    """One step of one rank in the files of msprobe, with the face of a native dump. Open it with `open_dump`.
+
+    `folder` is that of the dump, or one file of dump.json's form, which is then read alone, whatever its name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.recovered = 0
-        self._files = [
-            JsonEntries(self.folder / name, "data") for name in layout.MSPROBE if (self.folder / name).is_file()
-        ]
-        if not self._files:
-            raise DumpError(f"{folder} is not a dump of msprobe: it has no {layout.MSPROBE[0]}")
-        self._names = [name for file in self._files for name in file.names]
-        self._ids = [self._parsed_id(file, name) for file in self._files for name in file.names]
-        self._parents = self._texts("construct.json")
-        self._stacks, self._stack_of = self._read_stacks()
-        self._tensor_folder = os.fspath(self.folder / layout.MSPROBE_TENSORS)
+        self._at = self.folder.parent if self.folder.is_file() else self.folder
+        self._files: list[JsonEntries] = []
+        self._names: list[str] = []
+        self._ids: list[CallId] = []
+        self._notes: list[str] = []
+        self._ending = self._read_files()
+        self._parents: dict[str, str] = self._comfort(layout.PARENTS, _read_parents, {})
+        no_stacks: _Stacks = ([], {})
+        self._stacks, self._stack_of = self._comfort(layout.STACKS, _read_stacks, no_stacks)
+        self._tensor_folder = os.fspath(layout.beside(self.folder, layout.MSPROBE_TENSORS))
         self._tensors, self._tensor_bytes = self._list_tensors()
-        self._leaves = MsprobeValues(self.folder, self._tensors)
+        self._leaves = MsprobeValues(self._at, self._tensors)
         self.manifest = self._manifest(self._files[0].header)
 
     def __len__(self) -> int:
@@ -68,8 +75,17 @@ class MsprobeDump(Dump):
 
     @property
     def ending(self) -> str:
-        """Always "complete": msprobe does not say whether a step was finished."""
-        return "complete"
+        """msprobe does not say whether a step was finished: "complete", or what could not be read beside dump.json."""
+        return self._ending
+
+    @property
+    def files(self) -> list[Path]:
+        """What its calls are read from."""
+        return [file.path for file in self._files]
+
+    @property
+    def missing(self) -> set[str]:
+        return self._leaves.missing
 
     def calls(self) -> Iterator[CallRecord]:
         for number in range(len(self)):
@@ -105,6 +121,44 @@ class MsprobeDump(Dump):
 
     # --- files --------------------------------------------------------------------------------------------------
 
+    def _read_files(self) -> str:
+        """Finds the calls; returns how the dump ends. Saved values that cannot be read do not take the calls with them."""
+        named = self.folder.is_file()
+        paths = [self.folder] if named else [self.folder / name for name in layout.MSPROBE]
+        ending = "complete"
+        for path in paths:
+            if not path.is_file():
+                continue
+            try:
+                file = JsonEntries(path, "data")
+                if not file.has_entries:
+                    raise DumpError(layout.not_a_dump(path, "it has no object 'data'"))
+                ids = [self._parsed_id(file, name) for name in file.names]
+            except DumpError as error:
+                if not self._files:
+                    raise
+                ending = str(error)
+                self._notes.append(ending)
+                continue
+            self._files.append(file)
+            self._names += file.names
+            self._ids += ids
+        if not self._files:
+            raise DumpError(f"{self.folder} is not a dump of msprobe: it has no {layout.MSPROBE[0]}")
+        return ending
+
+    def _comfort(self, name: str, read: Callable[[Path], _Read], nothing: _Read) -> _Read:
+        """What a file says that only helps to read the others: where it cannot be read, that is said, and done without."""
+        path = layout.beside(self.folder, name)
+        if not os.path.lexists(path):
+            return nothing
+        try:
+            return read(path)
+        except DumpError as error:
+            self._notes.append(f"{error}; it is left out")
+            _log.warning("%s", self._notes[-1])
+            return nothing
+
     def _place(self, number: int) -> tuple[JsonEntries, int]:
         """The file of a call, and its number there."""
         for file in self._files:
@@ -113,52 +167,9 @@ class MsprobeDump(Dump):
             number -= len(file.names)
         raise IndexError(number)
 
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        if path.is_symlink():
-            raise DumpError(f"{path} is a symbolic link; a dump holds plain files only")
-        try:
-            size = path.stat().st_size
-            if size > _MAX_JSON:
-                raise DumpError(f"{path} has {size} bytes; at most {_MAX_JSON} are read")
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise DumpError(f"{path} cannot be read: {error}") from error
-        except RecursionError:
-            raise DumpError(f"{path} cannot be read: it is nested too deep") from None
-        if not isinstance(content, dict):
-            raise DumpError(f"{path} is not a file of msprobe: it holds no object")
-        return content
-
-    def _texts(self, name: str) -> dict[str, str]:
-        """The texts of a JSON object whose items are texts or null; nothing where there is no such file."""
-        if not (self.folder / name).exists():
-            return {}
-        content = self._json(name)
-        for key, item in content.items():
-            if item is not None and not isinstance(item, str):
-                self._refuse(name, key, "is neither a text nor null")
-        return {key: item for key, item in content.items() if item is not None}
-
-    def _read_stacks(self) -> tuple[list[list[str]], dict[str, int]]:
-        """The stacks, and which call has which. One for each call in 1.0.3; later shared by the calls in a list."""
-        name = "stack.json"
-        stacks: list[list[str]] = []
-        found: dict[str, int] = {}
-        for key, item in (self._json(name) if (self.folder / name).exists() else {}).items():
-            shared = isinstance(item, list) and len(item) == 2 and isinstance(item[0], list)
-            names, frames = item if shared else ([key], item)
-            if isinstance(frames, str):
-                frames = [frames] if frames else []
-            if not isinstance(frames, list) or not all(isinstance(text, str) for text in [*names, *frames]):
-                self._refuse(name, key, "is not a stack")
-            found.update(dict.fromkeys(names, len(stacks)))
-            stacks.append(frames)
-        return stacks, found
-
     def _list_tensors(self) -> tuple[dict[str, tuple[int, bool]], int]:
         """The files with elements: their inode (equal ones are linked), whether each is a plain file; and their size."""
-        folder = self.folder / layout.MSPROBE_TENSORS
+        folder = Path(self._tensor_folder)
         if folder.is_symlink():
             raise DumpError(f"{folder} is a symbolic link; a dump holds plain folders only")
         if not folder.is_dir():
@@ -174,7 +185,7 @@ class MsprobeDump(Dump):
         return found, sum(sizes.values())
 
     def _manifest(self, header: dict[str, Any]) -> Manifest:
-        place = layout.find_places(self.folder)[0]
+        place = layout.find_dumps(self.folder)[0]
         level = header.get("level")
         return Manifest(
             format=layout.FORMAT_VERSION,
@@ -183,14 +194,15 @@ class MsprobeDump(Dump):
             step=place.step,
             rank=place.rank,
             world_size=1,
-            state="complete",
+            state="complete" if self._ending == "complete" else "incomplete",
             config={"source": "msprobe", "task": header.get("task"), "tensors": bool(self._tensors)},
             environment={},
+            notes=tuple(self._notes),
             counts={"calls": len(self), "payload_bytes": self._tensor_bytes},
         )
 
     def _refuse(self, file: str, place: str, why: str) -> NoReturn:
-        raise DumpError(f"{self.folder / file}: {place} {why}")
+        raise DumpError(f"{self._at / file}: {place} {why}")
 
     # --- names --------------------------------------------------------------------------------------------------
 
@@ -259,7 +271,11 @@ class MsprobeDump(Dump):
         path = f"{self._tensor_folder}{os.sep}{name}"
         if not self._tensors[name][1]:
             raise DumpError(f"{path} is a symbolic link or no file; a dump holds plain files only")
-        found = map_pt(path)
+        try:
+            found = map_pt(path)
+        except DumpError:
+            self._leaves.missing.add(name)
+            raise
         told = tuple(value.extra.get("stored_shape", value.shape or ()))
         name = found.dtype.name
         if found.shape != told or name != str(value.extra.get("stored_dtype", value.dtype)).removeprefix("torch."):
@@ -267,6 +283,46 @@ class MsprobeDump(Dump):
                 f"{path} holds a {name} of shape {found.shape}; its dump says {value.dtype} of shape {told}"
             )
         return found
+
+
+def _read_parents(path: Path) -> dict[str, str]:
+    """The texts of a JSON object whose items are texts or null."""
+    content = _read_json(path)
+    for key, item in content.items():
+        if item is not None and not isinstance(item, str):
+            raise DumpError(f"{path}: {key[:200]} is neither a text nor null")
+    return {key: item for key, item in content.items() if item is not None}
+
+
+def _read_stacks(path: Path) -> _Stacks:
+    """The stacks, and which call has which. One for each call in 1.0.3; later shared by the calls in a list."""
+    stacks: list[list[str]] = []
+    found: dict[str, int] = {}
+    for key, item in _read_json(path).items():
+        shared = isinstance(item, list) and len(item) == 2 and isinstance(item[0], list)
+        names, frames = item if shared else ([key], item)
+        if isinstance(frames, str):
+            frames = [frames] if frames else []
+        if not isinstance(frames, list) or not all(isinstance(text, str) for text in [*names, *frames]):
+            raise DumpError(f"{path}: {key[:200]} is not a stack")
+        found.update(dict.fromkeys(names, len(stacks)))
+        stacks.append(frames)
+    return stacks, found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        raw = mapped(path)
+        if len(raw) > _MAX_JSON:
+            raise DumpError(f"{path} has {len(raw)} bytes; at most {_MAX_JSON} are read")
+        content = json.loads(bytes(raw))
+    except ValueError as error:
+        raise DumpError(f"{path} cannot be read: {error}") from error
+    except RecursionError:
+        raise DumpError(f"{path} cannot be read: it is nested too deep") from None
+    if not isinstance(content, dict):
+        raise DumpError(f"{path} cannot be read: it holds no object")
+    return content
 
 
 def call_named(name: str) -> CallId | None:

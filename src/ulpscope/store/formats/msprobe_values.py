@@ -55,6 +55,7 @@ class MsprobeValues:
         self._tensors = tensors
         self._payload_numbers: dict[tuple[int, str], int] = {}
         self.payload_names: list[str] = []
+        self.missing: set[str] = set()
         self._leaves = Leaves(Value, _slot, ToldStats, _EMPTY, _USUAL)
 
     def short(self, file: JsonEntries, number: int, call: CallId) -> tuple[Value, ...] | None:
@@ -93,6 +94,7 @@ class MsprobeValues:
         """The payload in a file beside the dump; None where there is no such file."""
         inode, _ = self._tensors.get(name, (None, False))
         if inode is None:
+            self.missing.add(name)
             return None
         key = (inode, "") if inode else (0, name)
         number = self._payload_numbers.get(key)
@@ -100,7 +102,7 @@ class MsprobeValues:
             number = self._payload_numbers[key] = len(self.payload_names)
             self.payload_names.append(name)
         element = DTYPES.get((dtype or "").removeprefix("torch."))
-        return Payload(number, numel * element.itemsize if element is not None else 0)
+        return Payload(number, max(numel, 0) * element.itemsize if element is not None else 0)
 
     def refuse(self, file: str, place: str, why: str) -> NoReturn:
         raise DumpError(f"{self._folder / file}: {place} {why}")
@@ -172,7 +174,8 @@ class _Walk:
                 checksum = int(checksum, 16)
             else:
                 extra, checksum = {**extra, "md5": _plain(checksum)}, None
-        numel = math.prod(shape)
+        # A ragged tensor has sizes of -1: nobody says how many elements that makes.
+        numel = -1 if any(size < 0 for size in shape) else math.prod(shape)
         if numel >= _ENDLESS:
             self.refuse(section, (*path, "shape"), f"is {_shown(leaf['shape'])}, more elements than can be")
         name, payload = leaf.get("data_name"), None

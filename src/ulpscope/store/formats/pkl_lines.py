@@ -103,6 +103,7 @@ class LinesDump(Dump):
     def __init__(self, path: Path) -> None:
         self.folder = Path(path)
         self.recovered = 0
+        self._missing: set[str] = set()
         self._file = Lines(self.folder)
         self._ids: list[CallId] = []
         self._rows: list[list[int]] = []  # of each call
@@ -124,6 +125,10 @@ class LinesDump(Dump):
 
     def nth(self, place: int) -> CallRecord:
         return self._record(range(len(self))[place])
+
+    @property
+    def missing(self) -> set[str]:
+        return self._missing
 
     @property
     def value_count(self) -> int:

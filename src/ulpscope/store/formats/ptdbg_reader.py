@@ -9,6 +9,7 @@ as here, the input of a backward call is the gradient that came in.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -30,6 +31,7 @@ from ulpscope.store.formats.pkl_lines import (
     slot_of,
 )
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(rf"(?P<head>.+)_(?P<index>\d{{1,9}})_{PLACE}", re.DOTALL)
 _CLASS = re.compile(r"<class '(.*)'>")
 _NOT_KNOWN = ("Nan", "nan")
@@ -61,6 +63,7 @@ class PtdbgDump(LinesDump):
     def _read_rows(self) -> None:
         open_calls: dict[CallId, int] = {}
         slots: dict[CallId, set[Slot]] = {}
+        no_stacks = 0
         for number, row in self._file.scan():
             call, slot = self._parts(number, row)
             at = open_calls.get(call)
@@ -71,11 +74,16 @@ class PtdbgDump(LinesDump):
                 at = open_calls[call] = self._begin(CallId(call.kind, call.name, call.index, call.phase, again))
                 slots[call] = set()
             if slot is None:
-                self._stacks[at] = number
+                whole = _is_stack(row)
+                no_stacks += not whole
+                self._stacks[at] = number if whole else None
             else:
                 slots[call].add(slot)
                 self._rows[at].append(number)
                 self._last[row[0]] = number
+        if no_stacks:
+            # Stacks only help to read the values.
+            _log.warning("%s: %d lines are no stacks; they are left out", self.folder, no_stacks)
 
     def _parts(self, number: int, row: list[Any]) -> tuple[CallId, Slot | None]:
         """The call of a row and the slot; None for the stack."""
@@ -86,8 +94,6 @@ class PtdbgDump(LinesDump):
             )
         call = CallId(*call_parts(found["head"]), int(found["index"]), phase_of(found))
         if found["role"] == STACK:
-            if len(row) != 2 or not isinstance(row[1], list) or not all(_is_frame(frame) for frame in row[1]):
-                self._file.refuse(number, "is not a stack")
             return call, None
         if len(row) < 6 or not isinstance(row[3], str):
             self._file.refuse(number, "is not a value; it needs a name, a step, [], a type, a shape and statistics")
@@ -175,8 +181,10 @@ class PtdbgDump(LinesDump):
             return None
         if f"{name}.npy" not in self._tensors:
             extra["missing"] = f"{name}.npy"
+            self._missing.add(extra["missing"])
         elif self._last[name] != number:
             extra["missing"] = f"{name}.npy: a later call of the same name wrote over it"
+            extra["overwritten"] = True  # by the tool itself: nothing was lost since
         else:
             return Payload(number, nbytes)
         return None
@@ -200,6 +208,10 @@ class PtdbgDump(LinesDump):
                 f"{path} holds a {dtype.name} of shape {shape}; its dump says {value.dtype} of shape {value.shape}"
             )
         return dtype, raw, shape
+
+
+def _is_stack(row: list[Any]) -> bool:
+    return len(row) == 2 and isinstance(row[1], list) and all(map(_is_frame, row[1]))
 
 
 def _is_frame(frame: Any) -> bool:
