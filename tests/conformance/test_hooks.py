@@ -333,6 +333,26 @@ def test_001_001_004_whole_tensors_and_seeds(here: Path) -> None:
     assert dump.load(dump.call("Functional.relu.0.forward").values[0]).tolist() == drawn
 
 
+SEED = (
+    INSTALL
+    + """
+import json, logging, sys, torch
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+from torch_npu.hooks import *
+torch.manual_seed(7); state = torch.get_rng_state()
+register_hook(torch.nn.ReLU(), wrap_acc_cmp_hook, seed=None)
+assert torch.equal(torch.get_rng_state(), state)
+"""
+)
+
+
+def test_the_generators_are_left_alone_where_the_seed_is_none(here: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", SEED], cwd=here, capture_output=True, check=True).stdout == b""
+    told = SEED.replace(", seed=None", "").partition("assert")[0]
+    done = subprocess.run([sys.executable, "-c", told], cwd=here, capture_output=True, check=True, text=True)
+    assert done.stdout == "register_hook seeds the generators with 1234, as the tool did; seed=None leaves them alone\n"
+
+
 def test_001_022_gradients_are_named_as_torch_names_them_for_hooks(here: Path) -> None:
     run(
         INSTALL

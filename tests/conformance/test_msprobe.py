@@ -150,6 +150,57 @@ def test_002_010_a_data_loader_counts_the_steps(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "dump").iterdir() if not path.name.startswith(".")} == {"step0", "step2"}
 
 
+LEFT_ALONE = """
+import copy, random, numpy as np
+x = torch.ones(1000)
+def drawn():
+    torch.manual_seed(5); random.seed(5); np.random.seed(5)
+    return [F.dropout(x, 0.5).sum().item(), torch.rand(1).item(), random.random(), np.random.rand()]
+bare, swapped = drawn(), [F.dropout.__code__, nn.modules.dropout._DropoutNd.__init__.__code__]
+from msprobe.pytorch import PrecisionDebugger
+off = nn.Dropout(0.5), nn.Dropout(0.25), nn.Dropout(0.75)
+off[2].p = 0.1
+assert (F.dropout(x, 0.5) == 1).all() and [layer.p for layer in off] == [0, 0, 0.1]
+clone = copy.deepcopy(off)
+states = torch.get_rng_state(), random.getstate()
+debugger = PrecisionDebugger("config.json"%s)
+assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+assert torch.backends.cudnn.enabled
+assert [layer.p for layer in (*off, *clone)] == [0.5, 0.25, 0.1] * 2 and nn.Dropout(0.5).p == 0.5
+import msprobe.pytorch
+msprobe.pytorch.PrecisionDebugger.start(clone[0])
+assert drawn() == bare
+msprobe.pytorch.PrecisionDebugger.stop()
+assert drawn() == bare and not vars(nn.Dropout(0.5)).keys() - vars(off[0]).keys()
+assert [F.dropout.__code__, nn.modules.dropout._DropoutNd.__init__.__code__] == swapped
+"""
+
+
+@pytest.mark.parametrize(
+    ("keywords", "config"),
+    [
+        ("", {"extra_info": True}),
+        ("", {"seed": None, "dropout": "keep"}),
+        (', seed=None, dropout="keep"', {}),
+    ],
+    ids=["as 26.x", "in the file", "as arguments"],
+)
+def test_dropout_and_the_generators_are_left_alone_where_that_is_asked_for(
+    tmp_path: Path, keywords: str, config: dict[str, Any]
+) -> None:
+    done = run(tmp_path, LEFT_ALONE % keywords, **config)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert dumped(tmp_path)["data"]["Functional.dropout.0.forward"]["output"][0]["Max"] == 2.0
+
+
+def test_what_is_done_to_dropout_and_the_generators_is_said_once(tmp_path: Path) -> None:
+    done = run(tmp_path, LOOP)
+    assert done.stderr.count("dropout is off (p = 0)") == done.stderr.count("seeded with 1234") == 1
+    assert '"dropout": "keep" and "seed": null' in done.stderr
+    assert "dropout" not in run(tmp_path, LOOP, dropout="keep", seed=7).stderr.partition(", as msprobe")[0]
+
+
 def test_002_107_dropout_is_off_after_the_import_and_only_then(tmp_path: Path) -> None:
     program = """
 import ulpscope

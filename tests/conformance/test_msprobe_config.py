@@ -281,3 +281,161 @@ def test_002_102_the_comma_too_many_of_the_tensor_example_is_shown(tmp_path: Pat
 def test_002_054_names_of_kernels_and_expressions_are_read_as_written() -> None:
     names = ["Default/Conv2D-op1", "name-regex(Default/.+)"]
     assert read_config({**BASE, "statistics": {"list": names}}).options["list"] == tuple(names)
+
+
+# The keys of the files that msprobe ships, by version; the values are the tool's defaults.
+SELECT = {"scope": [], "list": [], "data_mode": ["all"]}
+FIRST = {
+    "seed": 1234,
+    "is_deterministic": False,
+    "acl_config": "",
+    "tensor": {**SELECT, "backward_input": [], "file_format": "npy"},
+}
+MIDDLE = {
+    "tensor": {**SELECT, "file_format": "npy"},
+    "run_ut": {"white_list": [], "black_list": [], "error_data_path": "./"},
+    "grad_probe": {"grad_level": "L1", "param_list": [], "bounds": [-1, 0, 1]},
+    "free_benchmark": SEEDS_EXAMPLES["free_benchmark"],
+}
+OF_8 = {
+    "statistics": {**SELECT, "summary_mode": "statistics"},
+    "overflow_check": {"overflow_nums": 1, "check_mode": "all"},
+    "enable_dataloader": False,
+}
+OF_26 = {
+    "extra_info": True,
+    "async_dump": False,
+    "statistics": {**SELECT, "summary_mode": "statistics"},
+    "acc_check": {"white_list": [], "black_list": [], "error_data_path": "./"},
+}
+SHIPPED = {
+    "1.0.1": {**OF_8, **FIRST},
+    "1.0.3, 1.0.4": {**OF_8, **MIDDLE, **FIRST},
+    "1.1.0": {**OF_8, **MIDDLE, **FIRST, "seed": None},
+    "1.1.1, 1.2.0": {**OF_8, **MIDDLE},
+    "1.2.1 to 8.3.3": {**OF_8, **MIDDLE, "async_dump": False},
+    "26.0.0": {**OF_26, "tensor": {**SELECT, "file_format": "npy"}},
+    "26.1.0 to 26.2.0": {**OF_26, "tensor": SELECT},
+}
+TASKS = ("statistics", "tensor", "overflow_check", "free_benchmark", "run_ut", "acc_check", "structure")
+OTHER_TASKS = ("grad_probe", "exception_dump", "diff_check", "nan_check")
+
+
+@pytest.mark.parametrize("version", SHIPPED)
+@pytest.mark.parametrize("task", [*TASKS, *OTHER_TASKS])
+def test_the_file_that_every_version_ships_is_accepted_in_silence_for_every_task(
+    version: str, task: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = read_config({**BASE, **SHIPPED[version], "task": task})
+    assert found.task == task.replace("acc_check", "run_ut")
+    assert not caplog.records
+
+
+def test_only_the_section_of_the_task_is_judged_and_the_others_are_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = {"grad_probe": {"grad_level": "L7"}, "tensor": [], "free_benchmark": {"lst": []}, "mine": {"a": 1}}
+    assert read_config({**BASE, **wrong}).options == {}
+    (record,) = caplog.records
+    assert "grad_probe.grad_level = 'L7'" in record.message
+    assert "tensor must be a table of options, not list (not read: the task is 'statistics')" in record.message
+    assert "free_benchmark: unknown key 'lst'. Did you mean 'list'?" in record.message
+    assert "mine is the section of no task" in record.message
+    assert any("tensor must be a table" in problem for problem in problems(**{**wrong, "task": "tensor"}))
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("dump_pth", "dump_path"), ("lvl", "level"), ("statistcs", "statistics"), ("acc_chek", "acc_check")],
+)
+def test_a_typing_mistake_at_the_top_is_an_error_whatever_it_holds(key: str, meant: str) -> None:
+    for value in ("x", [], {}, None, {"list": ["relu"]}):
+        assert problems(**{key: value}) == [f"unknown key {key!r}. Did you mean {meant!r}?"]
+
+
+@pytest.mark.parametrize("key", ["tensor_list", "slice", "summary_mode", "data_mode", "list", "backward_input"])
+@pytest.mark.parametrize("value", [None, [], ""])
+def test_an_empty_value_asks_for_nothing(key: str, value: Any) -> None:
+    found = read_config({**BASE, "task": "tensor", "tensor": {key: value}})
+    assert found.capture_options() == read_config({**BASE, "task": "tensor"}).capture_options()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dump_enable", False),
+        ("load", {"path": "x"}),
+        ("risk_level", "CORE"),
+        ("precision", "low"),
+        ("custom_op_namespaces", ["mine"]),
+    ],
+)
+def test_a_common_key_that_does_nothing_here_is_said_in_one_line(
+    key: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_config({**BASE, key: value}).capture_options() == read_config(BASE).capture_options()
+    assert [record.message for record in caplog.records] == [f"config.json: {key} = {value!r} has no effect here"]
+    assert any(key in problem for problem in problems(**{key: 3}))
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "value", "bad"),
+    [
+        ("statistics", "tensor_list", ["relu"], [1]),
+        ("statistics", "slice", [{"dim": 0, "begin": 0, "end": 8}], [{"dim": "x"}]),
+        ("statistics", "device", "device", "cpu"),
+        ("tensor", "request_id", "r1", 3),
+        ("tensor", "bench_path", "./other", 3),
+        ("diff_check", "diff_nums", 3, 0),
+    ],
+)
+def test_a_key_of_a_section_that_does_nothing_here_is_said_in_one_line(
+    task: str, key: str, value: Any, bad: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_config({**BASE, "task": task, task: {key: value}})
+    assert [record.message for record in caplog.records] == [
+        f"config.json: {task}.{key} = {value!r} has no effect here"
+    ]
+    assert any(f"{task}.{key}" in problem for problem in problems(task=task, **{task: {key: bad}}))
+
+
+def test_an_xor_is_asked_for_and_the_checksum_that_there_is_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    found = read_config({**BASE, "statistics": {"summary_mode": "xor"}})
+    assert (found.summary_mode, found.capture_options()["checksum"]) == ("md5", True)
+    assert "the checksum is that of md5, a CRC-32" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        SHIPPED["26.1.0 to 26.2.0"],
+        {"dump_enable": True},
+        {"task": "acc_check"},
+        {"task": "diff_check"},
+        {"statistics": {"summary_mode": "xor"}},
+        {"tensor": {"bench_path": "x"}},
+    ],
+)
+def test_a_configuration_that_only_26_knows_changes_nothing_of_the_run(content: dict[str, Any]) -> None:
+    found = read_config({**BASE, **content})
+    assert (found.seed, found.dropout) == (None, "keep")
+    asked = read_config({**BASE, **content, "seed": 7, "dropout": "off"})
+    assert (asked.seed, asked.dropout) == (7, "off")
+
+
+def test_002_008_a_seed_of_null_and_dropout_keep_leave_both_alone() -> None:
+    assert (read_config(BASE).seed, read_config(BASE).dropout) == (1234, "off")
+    found = read_config({**BASE, "seed": None, "dropout": "keep"})
+    assert (found.seed, found.dropout) == (None, "keep")
+    assert any(problem.startswith("dropout = 'kep'") for problem in problems(dropout="kep"))
+    assert any(problem.startswith("seed") for problem in problems(seed=1 << 32))
+
+
+def test_a_backward_that_a_list_names_needs_no_gradient_as_since_1_1_1() -> None:
+    section = {"scope": [], "list": ["Functional.conv2d.1.backward"], "data_mode": ["all"]}
+    found = read_config({**BASE, "task": "tensor", "level": "L2", "tensor": section})
+    assert found.capture_options()["below"] == "Functional.conv2d.1.backward"
+
+
+def test_a_configuration_for_the_check_alone_needs_no_folder() -> None:
+    assert read_config({"task": "run_ut", "run_ut": {"host": "127.0.0.1", "port": -1}}).task == "run_ut"

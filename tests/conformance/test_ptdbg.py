@@ -339,6 +339,31 @@ def test_000_040_041_042_045_046_seed_all_and_dropout(tmp_path: Path) -> None:
     assert errors == ["Seed must be integer.", out_of_range, out_of_range, "seed_all mode must be bool."]
 
 
+KEEP = """
+from ptdbg_ascend import *
+import ptdbg_ascend
+x, made = torch.ones(1000), nn.Dropout(0.5)
+for keep in (lambda: PrecisionDebugger("./dump", hook_name="dump", dropout="keep"),
+             lambda: register_hook(made, acc_cmp_dump, dropout="keep")):
+    PrecisionDebugger("./dump", hook_name="dump")
+    assert (F.dropout(x, 0.5) == 1).all()
+    keep()
+    ptdbg_ascend.set_dump_path("./dump")
+    assert (F.dropout(x, 0.5) == 0).any() and made.p == nn.Dropout(0.5).p == 0.5
+try:
+    register_hook(made, acc_cmp_dump, dropout="no")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_000_046_dropout_is_off_which_is_said_and_comes_back_where_it_is_asked_for(tmp_path: Path) -> None:
+    done = run(tmp_path, KEEP)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "dropout is 'no'; it must be 'off' or 'keep'\n"
+    assert done.stderr.count("dropout is off (p = 0)") == 2
+
+
 PLACES = """
 from ptdbg_ascend import *
 set_dump_path(dump_tag="dump_conv2d")

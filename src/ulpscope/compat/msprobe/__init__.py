@@ -6,6 +6,7 @@ What compares needs no framework, and imports none.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,5 +23,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _COMPARING:
         return getattr(importlib.import_module("ulpscope.compat.msprobe.comparing"), name)
-    importlib.import_module("ulpscope.frameworks.torch.determinism").dropout_off()
+    # Only at first: from then on a debugger's configuration decides.
+    if "ulpscope.compat.msprobe.debugger" not in sys.modules:
+        importlib.import_module("ulpscope.frameworks.torch.determinism").dropout_off()
     return getattr(importlib.import_module("ulpscope.compat.msprobe.debugger"), name)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import shutil
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 from ulpscope.capture.session import Capture
@@ -21,6 +22,15 @@ from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.reader import Dump
 
 _log = logging.getLogger(__name__)
+_INSTEAD = {
+    "run_ut": "dump with task tensor or statistics first, then run "
+    "`msprobe -f pytorch run_ut -api_info dump.json -config config.json`",
+    "structure": "task statistics at level mix writes construct.json and stack.json too",
+    "grad_probe": "task statistics at level L0 or mix dumps the gradients of all parameters, as parameters_grad",
+    "nan_check": "task overflow_check ends the run at the first call that makes a NaN or an infinity",
+    "diff_check": "dump both runs with task statistics or tensor, then run `msprobe compare`",
+    "exception_dump": "a run that ends with an exception leaves the calls before it in its dump, whatever the task",
+}
 
 
 def seed_all(seed: int = 1234, mode: bool = False) -> None:
@@ -41,30 +51,41 @@ class PrecisionDebugger:
         level: str | None = None,
         model: Any = None,
         step: list[Any] | None = None,
+        *,
+        seed: int | EllipsisType | None = ...,
+        dropout: str | None = None,
     ) -> None:
-        config = load_config(config_path, task=task, dump_path=dump_path, level=level, step=step)
+        asked = {"task": task, "dump_path": dump_path, "level": level, "step": step, "dropout": dropout}
+        config = load_config(config_path, **asked, **({} if seed is ... else {"seed": seed}))
         if config.task not in READY:
             raise CaptureError(
-                f"task {config.task!r} is not for a debugger, which has {', '.join(READY)}; dump with task tensor or "
-                f"statistics first, then run `msprobe -f pytorch run_ut -api_info dump.json -config config.json`"
+                f"task {config.task!r} is not for a debugger, which has {', '.join(READY)}; {_INSTEAD[config.task]}"
             )
         if PrecisionDebugger._current is not None:
             PrecisionDebugger._current._close()
         self.config = config
-        seed_all(config.seed, config.is_deterministic)
+        _settle_randomness(config)
         self._capture = self._make_capture(model) if config.task != "free_benchmark" else FreeBenchmark(config, model)
         self._written: dict[Path, int] = {}
         self._loader: LoaderWatch | None = None
         self._last = config.last_step
+        self._idle = ""
         PrecisionDebugger._current = self
         if config.enable_dataloader:
             self._loader = LoaderWatch(self._next_batch)
             self._loader.install()
 
     @classmethod
-    def start(cls, model: Any = None) -> None:
-        """Begins, or goes on with, dumping."""
+    def start(
+        cls, model: Any = None, token_range: Any = None, rank_id: Any = None, scheduled_tokens: Any = None
+    ) -> None:
+        """Begins, or goes on with, dumping. What only 26.x can do with the other arguments is said, and not done."""
         debugger = cls._get()
+        idle = {"token_range": token_range, "rank_id": rank_id, "scheduled_tokens": scheduled_tokens}
+        given = ", ".join(f"{name} = {value!r}" for name, value in idle.items() if value is not None)
+        if given and given != debugger._idle:
+            _log.warning("start: %s: no effect here", given)
+            debugger._idle = given
         if debugger._last is not None and debugger._capture.current_step > debugger._last:
             _log.info("msprobe ends successfully.")  # the words of 8.x and 26.x, where training goes on too
             debugger._last = None
@@ -156,6 +177,27 @@ class PrecisionDebugger:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 folder.parent.rmdir()
+
+
+def _settle_randomness(config: DebuggerConfig) -> None:
+    """Dropout and the generators as the configuration wants them; what is changed is said."""
+    done = []
+    if config.dropout == "off":
+        determinism.dropout_off()
+        done.append("dropout is off (p = 0)")
+    else:
+        determinism.dropout_as_written()
+    if config.seed is not None:
+        seed_all(config.seed, config.is_deterministic)
+        done.append(f"the random generators are seeded with {config.seed} now")
+    elif config.is_deterministic:
+        determinism.deterministic_algorithms()
+    if done:
+        _log.warning(
+            '%s, as msprobe\'s manual says; "dropout": "keep" and "seed": null in config.json, or as arguments of '
+            'PrecisionDebugger (dropout="keep", seed=None), leave both alone',
+            " and ".join(done),
+        )
 
 
 def module_dump(module: Any, dump_name: str) -> None:

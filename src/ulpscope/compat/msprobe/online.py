@@ -126,8 +126,8 @@ def _shared(options: Mapping[str, Any]) -> Path | None:
 
 
 def _address(options: Mapping[str, Any], switch: str) -> tuple[str, int, Path | None]:
-    host, port = options.get("host"), options.get("port")
-    if not host or port is None:
+    host, port = options.get("host"), options.get("port", -1)
+    if not host or port < 0:
         raise ConfigError([f"{switch} needs nfs_path, or host and port"])
     tls = Path(options["tls_path"]) if options.get("tls_path") else None
     if tls is not None and not tls.is_dir():

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.msprobe.config import SECTIONS
+from ulpscope.compat.msprobe.config import read_options
 from ulpscope.compat.msprobe.online import check_online
 from ulpscope.compat.msprobe.precheck_files import COMPARED, RESULT, ResultFiles, compare_details, timestamp
 from ulpscope.config import read_config_file
-from ulpscope.errors import ConfigError, did_you_mean
+from ulpscope.errors import ConfigError
 from ulpscope.report.table import stamped
 
 _log = logging.getLogger(__name__)
@@ -130,20 +130,7 @@ def read_section(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     content = read_config_file(path)
-    section = content.get("run_ut", content.get("acc_check")) or {}
-    if not isinstance(section, dict):
-        raise ConfigError([f"run_ut must be a table of options, not {type(section).__name__}"], path)
-    problems, found = [], {}
-    for key, value in section.items():
-        if key not in SECTIONS["run_ut"]:
-            problems.append(f"run_ut: unknown key {key!r}.{did_you_mean(key, SECTIONS['run_ut'])}")
-            continue
-        try:
-            found[key] = SECTIONS["run_ut"][key](value)
-        except ValueError as error:
-            problems.append(f"run_ut.{key} = {value!r}: {error}")
-    if problems:
-        raise ConfigError(problems, path)
+    found = read_options("run_ut", content.get("run_ut", content.get("acc_check")) or {}, path)
     if not found.get("is_online"):
         found = {key: value for key, value in found.items() if key not in _ONLINE}
     return found

@@ -6,6 +6,7 @@ What compares and parses needs no framework, and imports none.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _MODULES.get(name, "functions")
-    if module not in _WITHOUT_FRAMEWORK:
+    # Only at first: from then on `dropout="keep"` decides.
+    if module not in _WITHOUT_FRAMEWORK and f"{__name__}.dumping" not in sys.modules:
         importlib.import_module("ulpscope.frameworks.torch.determinism").dropout_off()
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)

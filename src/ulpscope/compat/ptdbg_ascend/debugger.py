@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import Any
 
-from ulpscope.compat.ptdbg_ascend.dumping import Dumping, Target, root_of
+from ulpscope.compat.ptdbg_ascend.dumping import Dumping, Target, root_of, settle_dropout
 from ulpscope.compat.ptdbg_ascend.overflow import OverflowCheck, Request, read_request
 from ulpscope.compat.ptdbg_ascend.switch import (
     ArgumentError,
@@ -36,6 +36,8 @@ class PrecisionDebugger:
         step: list[int] | None = None,
         enable_dataloader: bool = False,
         model: Any = None,
+        *,
+        dropout: str = "off",
     ) -> None:
         if hook_name is None:
             raise ArgumentError(_NO_HOOK)
@@ -49,6 +51,7 @@ class PrecisionDebugger:
                 raise ArgumentError(f"rank {rank} must be a positive integer.")
             _log.warning("Rank argument is provided. Only rank %d data will be dumpped.", rank)
         root = root_of(dump_path)
+        settle_dropout(dropout)
         if PrecisionDebugger._current is not None:
             PrecisionDebugger._current._close()
         self._target = Target(root, steps=steps)

@@ -15,7 +15,7 @@ from typing import Any
 from ulpscope.capture.session import Capture
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Chooser, Switch
 from ulpscope.config import read_config_file
-from ulpscope.frameworks.torch import npu
+from ulpscope.frameworks.torch import determinism, npu
 from ulpscope.report.table import replacing
 from ulpscope.store.formats.pkl_names import call_name
 from ulpscope.store.formats.ptdbg_writer import append_ptdbg, ptdbg_folder, write_ptdbg
@@ -158,6 +158,17 @@ def _write_script(path: Path, mode: str) -> None:
     )
     with replacing(path.with_name("compare_data.py")) as draft:
         draft.write_text(script, encoding="utf-8")
+
+
+def settle_dropout(given: Any) -> None:
+    """Dropout stays off, which is said, or comes back with "keep"; ArgumentError for anything else."""
+    if given not in ("off", "keep"):
+        raise ArgumentError(f"dropout is {given!r}; it must be 'off' or 'keep'")
+    if given == "keep":
+        determinism.dropout_as_written()
+        return
+    determinism.dropout_off()
+    _log.warning("dropout is off (p = 0), as ptdbg_ascend's guide says; dropout='keep' here leaves it alone")
 
 
 def acl_root(acl_config: str) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ulpscope.compat.ptdbg_ascend.dumping import ENVIRONMENT, TAG, Dumping, Target, acl_root, root_of
+from ulpscope.compat.ptdbg_ascend.dumping import ENVIRONMENT, TAG, Dumping, Target, acl_root, root_of, settle_dropout
 from ulpscope.compat.ptdbg_ascend.overflow import OverflowCheck, Request, read_request
 from ulpscope.compat.ptdbg_ascend.switch import (
     ArgumentError,
@@ -28,7 +28,7 @@ from ulpscope.frameworks.torch import determinism
 
 _log = logging.getLogger(__name__)
 _PLAIN_TAG = re.compile(r"[a-zA-Z0-9_.-]+")
-_ARGUMENTS = ("overflow_nums", "dump_mode", "dump_config", "rank", "filter_switch")
+_ARGUMENTS = ("overflow_nums", "dump_mode", "dump_config", "rank", "filter_switch", "dropout")
 
 
 def acc_cmp_dump(*_: Any) -> None:
@@ -118,7 +118,7 @@ def set_dump_path(fpath: str | None = None, dump_tag: str = TAG) -> None:
 
 
 def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
-    """Says which model is dumped; `overflow_nums`, `dump_mode` ("api", "acl"), `dump_config` (with "acl") and `rank`."""
+    """Says which model is dumped; `overflow_nums`, `dump_mode` ("api", "acl"), `dump_config` (with "acl"), `rank`, `dropout`."""
     for name in kwargs:
         if name not in _ARGUMENTS:
             raise ArgumentError(f"{name} not a valid keyword arguments in register_hook.")
@@ -131,6 +131,7 @@ def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
         overflow_nums=kwargs.get("overflow_nums", 1),
         filter_switch=kwargs.get("filter_switch", "OFF"),
     )
+    settle_dropout(kwargs.get("dropout", "off"))
     _session.model = model
     _session.rank = kwargs.get("rank")
     if hook is overflow_check:

@@ -144,7 +144,7 @@ def set_dump_path(fpath: str | None = None) -> None:
 def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
     """Says that a model is dumped. `sample`, `schedule`, `seed`; `path` and `capacity` for the asynchronous export.
 
-    The random sources are fixed, as the tool did, with `seed` (1234).
+    The random sources are fixed, as the tool did, with `seed` (1234); None leaves them alone.
     """
     if not callable(getattr(model, "named_modules", None)):
         raise ArgumentError("Please register hooks to nn.Module.")
@@ -171,7 +171,13 @@ def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
     _session.folder, _session.sample, _session.steps = folder, sample, steps
     if not any(known is model for known in _session.models):
         _session.models.append(model)
-    seed_all(kwargs.get("seed", 1234))
+    seed = kwargs.get("seed", 1234)
+    if seed is not None:
+        seed_all(seed)
+        if len(_session.models) == 1:
+            _log.warning(
+                "register_hook seeds the generators with %d, as the tool did; seed=None leaves them alone", seed
+            )
     step_schedule.follower = _session
     if folder is None and _session.file is None:
         _log.info("nothing is dumped before set_dump_path names a file")

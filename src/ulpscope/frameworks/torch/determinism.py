@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import os
 import random
 import textwrap
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,39 +20,65 @@ from torch.nn.modules.dropout import Dropout, Dropout2d, Dropout3d
 from ulpscope.errors import ConfigError
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 
+_FUNCTIONS = (F.dropout, F.dropout2d, F.dropout3d)
+_LAYERS = (Dropout, Dropout2d, Dropout3d)
+_LINE = "p = 0.0"
+_WRITTEN = "_p_as_written"  # in a layer that was made while dropout was off: the p that the program gave it
+
 
 def dropout_off() -> None:
     """Sets p of dropout, dropout2d and dropout3d, functions and layers, to zero for this process. Twice is once.
 
     Only code is exchanged: the functions stay the same objects, and torch.compile can still read them.
     """
-    for function in (F.dropout, F.dropout2d, F.dropout3d):
-        _begin_with(function, "p = 0.0")
-    layer: Any = Dropout.__base__  # has the constructor of all of them
-    if layer.__init__.__code__.co_filename == inspect.getfile(layer):
-        CodeSwap(layer.__init__, _without_dropout).install()
+    for function in _FUNCTIONS:
+        _begin_with(function, _LINE)
+    _NEW_LAYER.install()
+
+
+def dropout_as_written() -> None:
+    """Takes `dropout_off` back, also for the layers that were made meanwhile, and for copies of them."""
+    if _own_code(F.dropout) is None:
+        return
+    for function in _FUNCTIONS:
+        function.__code__ = _own_code(function) or function.__code__
+    _NEW_LAYER.remove()
+    for layer in gc.get_objects():
+        if type(layer) in _LAYERS and _WRITTEN in layer.__dict__:
+            written = layer.__dict__.pop(_WRITTEN)
+            layer.p = layer.p or written
 
 
 def _without_dropout(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The constructor of a dropout layer: the three that the seeds name get p = 0."""
-    layer, *rest = args
-    if type(layer) in (Dropout, Dropout2d, Dropout3d):
-        return original(layer, 0.0, *rest[1:], **{key: value for key, value in kwargs.items() if key != "p"})
-    return original(*args, **kwargs)
+    original(*args, **kwargs)
+    layer = args[0]
+    if type(layer) in _LAYERS:
+        layer.__dict__[_WRITTEN], layer.p = layer.p, 0.0
+
+
+_BASE: Any = Dropout.__base__  # has the constructor of all of them
+_NEW_LAYER = CodeSwap(_BASE.__init__, _without_dropout)
 
 
 def _begin_with(function: Any, line: str) -> None:
-    """Puts one line before the body of a function, behind its docstring."""
-    if line in function.__code__.co_consts:
+    """Puts one line before the body of a function, behind its docstring. Its own code is kept among the constants."""
+    if _own_code(function) is not None:
         return
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
-    # The line stands there as a text too, to be known again.
-    definition.body[1:1] = ast.parse(f"_done = {line!r}\n{line}").body
+    definition.body[1:1] = ast.parse(line).body
     scope: dict[str, Any] = dict(function.__globals__)
     exec(compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec"), scope)
-    function.__code__ = scope[function.__name__].__code__
+    code = scope[function.__name__].__code__
+    function.__code__ = code.replace(co_consts=(*code.co_consts, function.__code__))
+
+
+def _own_code(function: Any) -> types.CodeType | None:
+    """The code that a function had before `_begin_with`; None where it has it."""
+    last = function.__code__.co_consts[-1]
+    return last if isinstance(last, types.CodeType) and last.co_name == function.__name__ else None
 
 
 def seed_all(seed: Any = 1234, deterministic: Any = False) -> None:
@@ -82,6 +110,11 @@ def seed_all(seed: Any = 1234, deterministic: Any = False) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.enabled = False
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        os.environ["HCCL_DETERMINISTIC"] = "true"
-        torch.use_deterministic_algorithms(True)
+        deterministic_algorithms()
+
+
+def deterministic_algorithms() -> None:
+    """Asks torch for algorithms that give the same bits each time."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ["HCCL_DETERMINISTIC"] = "true"
+    torch.use_deterministic_algorithms(True)
