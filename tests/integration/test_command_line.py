@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -198,6 +199,17 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_command_runs(
     found = CliRunner().invoke(cli, command)
     assert "is not writable; choose another folder with -o" in f"{found.output}{found.exception}"
     assert not (tmp_path / "ran").exists()
+
+
+def test_who_asks_for_it_is_refused_before_the_command_runs_where_there_is_no_room(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    command = [sys.executable, "-m", "ulpscope", "capture", "-o", "run", "--strict", "--", "touch", "ran"]
+    done = subprocess.run(command, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "cannot reserve 8 MB in" in done.stderr and "File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_users_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import ulpscope
 from integration.runs import LEVELS, assert_same, frozen, seed, whole_dumps
 from integration.test_threads_and_forks import in_fork, in_threads
 from ulpscope.naming import call_text
+from ulpscope.store import writer
 
 PROMISE = "nothing is lost"
 case = pytest.mark.case
@@ -291,3 +292,24 @@ def test_a_backward_after_stop_is_said(level: str, tmp_path: Path, caplog: pytes
     (dump,) = whole_dumps(tmp_path, 1)
     assert any("after stop()" in note for note in dump.manifest.notes)
     assert "after stop()" in caplog.text
+
+
+@case("call_larger_than_queue")
+def test_a_call_that_is_larger_than_a_small_queue_is_recorded_as_with_a_large_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [torch.full((300,), float(number)) for number in range(1000)]
+
+    def recorded(name: str, size: int) -> tuple[list[float], list[Any]]:
+        monkeypatch.setattr(writer, "JOURNAL_BYTES", size)
+        with ulpscope.capture(tmp_path / name, tensors=True, queue_mb=1):
+            result = torch.cat(parts)
+        (dump,) = whole_dumps(tmp_path / name, 1)
+        (call,) = dump.calls()
+        return result.tolist(), [
+            (value.stats, dump.sketch(value).tobytes()) for value in call.values if value.is_tensor
+        ]
+
+    bare = torch.cat(parts).tolist()
+    large, small = recorded("large", 8 << 20), recorded("small", 64 << 10)
+    assert large == small and len(large[1]) == 1001 and large[0] == bare

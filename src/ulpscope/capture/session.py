@@ -30,22 +30,21 @@ from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.sieve import OverflowSieve
 from ulpscope.capture.surroundings import surroundings
+from ulpscope.capture.vendor import vendor_dump
 from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.config import CaptureConfig, capture_config
-from ulpscope.dtypes import DType
-from ulpscope.errors import CaptureError, FolderTakenError, OverflowStop
+from ulpscope.errors import CaptureError, FolderTakenError, NoRoomError, OverflowStop
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
-from ulpscope.frameworks.torch import devices, npu, probe
+from ulpscope.frameworks.torch import devices, probe
 from ulpscope.frameworks.torch.finiteness import TorchFiniteness
 from ulpscope.frameworks.torch.overflow_flag import overflow_flag
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.naming import SAVED, call_text
 from ulpscope.records import CallId, Phase, Role
 from ulpscope.store import layout
-from ulpscope.store.formats.npy import read_npy
-from ulpscope.store.formats.pt import read_pt
+from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
@@ -206,8 +205,8 @@ class Capture:
             raise CaptureError(f"save needs a name, not {name!r}")
         if os.getpid() != self._pid or not self._wanted():
             return
-        if not self._writer.is_open:
-            self._open_dump()
+        if not self._writer.is_open and not self._writer.failure:
+            self._open(eager=True)
             atexit.register(self._at_exit)
         self._record_saved(name, value)
         if gradient:
@@ -231,7 +230,7 @@ class Capture:
         self._recorder.measurer.give_back()
         self._writer.shutdown()
         atexit.unregister(self._at_exit)
-        if self._was_on and not self.dumps and self.config.steps:
+        if self._was_on and not self.dumps and self.config.steps and not self._writer.failure:
             log.warning("nothing was recorded: the run ended at step %d, before the first asked one", self.current_step)
 
     def __enter__(self) -> Capture:
@@ -259,7 +258,7 @@ class Capture:
         return self._selection.wants_step(self.current_step) and self._selection.wants_rank(rank)
 
     def _switch_on(self, *, eager: bool) -> None:
-        if not self._wanted() or self._writer.failure:
+        if not self._wanted():
             self._switch_off()
             return
         if self._probe is None:
@@ -269,16 +268,18 @@ class Capture:
                 level=self.config.level,
                 models=self._models,
                 below=self._is_below if self.config.below else None,
-                vendor=self._vendor_dump(),
+                vendor=vendor_dump(self.config, self._recorder, self.sieve, self._is_below),
                 as_msprobe=self.as_msprobe,
                 released=None if self.sieve is None else self.sieve.release,
             )
-        if not self._writer.is_open:
+        if not self._writer.is_open and not self._writer.failure:
             if eager:
-                self._open_now()
+                self._open(eager=True)
             else:
                 self._recorder.before_first = _weakly(self._open_late)
-        if not self._recorder.active:
+        if self._writer.failure:
+            self._switch_off()
+        elif not self._recorder.active:
             if self._steps is not None:
                 self._steps.remove()
                 self._probe.modules.outermost = self._steps.outermost
@@ -315,25 +316,27 @@ class Capture:
             if _on and _on[0]() is self:
                 _on.clear()
 
-    def _open_now(self) -> None:
-        """Raises what is wrong with the folder before anything was recorded; later the program goes on without us."""
+    def _open(self, *, eager: bool) -> None:
+        """Raises what is wrong with the folder before anything was recorded, where the program has just asked for it. Later, or
+        where no more than room is missing, it goes on without us."""
+        may_raise, strict = eager and not self.dumps, self.config.strict
         try:
+            if may_raise and strict:
+                make_folder(self.path)
+                require_room(self.path, *self._writer.capacities)
             self._open_dump()
         except CaptureError as error:
-            if not self.dumps:
+            self._recorder.before_first = None
+            if may_raise and (strict or not isinstance(error, NoRoomError)):
                 raise
-            self._writer._fail(str(error))
+            self._writer._fail(f"{error}. The program goes on, from here on nothing is recorded")
 
     def _open_late(self) -> None:
         if probe.is_data_worker():
             self._recorder.active = False
             self._recorder.before_first = None
-            return
-        try:
-            self._open_dump()
-        except CaptureError as error:
-            self._recorder.before_first = None
-            self._writer._fail(str(error))
+        else:
+            self._open(eager=False)
 
     def _open_dump(self) -> None:
         self._recorder.before_first = None
@@ -418,19 +421,6 @@ class Capture:
         name = call_text(CallId(call.kind, call.name, call.index, Phase.FORWARD))
         return asked in (name, name.removesuffix(".forward"), name.replace(".forward", ".backward"))
 
-    def _vendor_dump(self) -> npu.Around | None:
-        """On an NPU with acl_config the vendor writes the kernels; elsewhere they are ours."""
-        config = self.config
-        if config.acl_config is None or npu.npu_of_process() is None:
-            return None
-        dump = npu.VendorKernelDump(Path(config.acl_config))
-        if self.sieve is not None:
-            self.sieve.kernels = npu.KernelsOfOverflows(dump, self.sieve)
-            return self.sieve.kernels
-        assert config.below is not None
-        gradients = {path: _stored_tensor(Path(path)) for path in config.backward_input}
-        return npu.KernelsBelow(dump, self._recorder, config.below, self._is_below, gradients)
-
     def _record_saved(self, name: str, value: Any, path: tuple[Any, ...] = ()) -> None:
         recorder = self._recorder
         if os.getpid() != self._pid or not self._writer.is_open:
@@ -483,10 +473,6 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             found()
 
     return call
-
-
-def _stored_tensor(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
-    return read_npy(path) if path.suffix == ".npy" else read_pt(path)
 
 
 def _in_child() -> None:

@@ -13,10 +13,12 @@ import click
 
 from ulpscope.capture.watch import OPTIONS_VARIABLE
 from ulpscope.cli.launch import NOTHING, run
-from ulpscope.config import capture_config, read_config_file
+from ulpscope.config import CaptureConfig, capture_config, read_config_file
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.store.layout import find_places
 from ulpscope.store.reader import Dump
+from ulpscope.store.ring import require_room
+from ulpscope.store.writer import DumpWriter
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -42,6 +44,7 @@ from ulpscope.store.reader import Dump
 @click.option("--no-stacks", is_flag=True, help="Leave the Python stacks out.")
 @click.option("--queue-mb", type=int, help="Memory for tensors that wait for the disk.  [default: 64]")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Options from a .toml or .json file.")
+@click.option("--strict", is_flag=True, help="Refuse to begin where the disk has no room for the queues.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier run in the same folder.")
 @click.option("--allow-empty", is_flag=True, help="Exit with 0 also when nothing was recorded.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing at the end, unless something is wrong.")
@@ -75,7 +78,7 @@ def capture(
     options["path"] = str(Path(path).resolve())
     checked = capture_config(options, config or "capture")
     _clear(Path(path), overwrite)
-    _refuse_unwritable(Path(path))
+    _refuse_unusable(Path(path), checked)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
     code = run(list(command), OPTIONS_VARIABLE, checked.as_json())
     code = code if code >= 0 else 128 - code
@@ -101,11 +104,13 @@ def _clear(run: Path, overwrite: bool) -> None:
             place.folder.parent.rmdir()
 
 
-def _refuse_unwritable(run: Path) -> None:
+def _refuse_unusable(run: Path, config: CaptureConfig) -> None:
     """Before the command runs for hours."""
     folder = next(each for each in (run.absolute(), *run.absolute().parents) if each.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
         raise CaptureError(f"cannot write into {run}: {folder} is not writable; choose another folder with -o")
+    if config.strict:
+        require_room(folder, *DumpWriter(payload_bytes=config.queue_mb << 20 if config.tensors else 0).capacities)
 
 
 def _report(run: Path, *, some: bool, quiet: bool) -> int:
