@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import ulpscope
 from integration.runs import LEVELS, assert_same, frozen, seed, whole_dumps
 from integration.test_threads_and_forks import in_fork, in_threads
+from ulpscope.compat.msprobe.debugger import PrecisionDebugger
 from ulpscope.naming import call_text
 from ulpscope.store import writer
 
@@ -272,6 +273,35 @@ def test_a_forked_child_that_starts_is_recorded_in_a_folder_of_its_own(level: st
     capture.close()
     own = [dump for dump in ulpscope.open_run(tmp_path) if dump.manifest.environment["pid"] == os.getpid()]
     assert [dump.ending for dump in own] == ["complete"]
+
+
+@case("fork_child_training")
+def test_a_forked_child_of_an_older_tool_that_starts_leaves_the_files_of_its_parent(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=str(tmp_path), task="statistics", level="L1")
+    written, writing = os.pipe()
+
+    def one_step(call: Any) -> None:
+        debugger.start()
+        call(torch.ones(2))
+        debugger.stop()
+        debugger.step()
+
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.read(written, 1)
+            one_step(torch.sin)
+            debugger._close()
+            code = 0
+        finally:
+            os._exit(code)
+    one_step(torch.cos)
+    os.write(writing, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    debugger._close()
+    dumps = ulpscope.open_run(tmp_path)
+    assert sorted(names(dump)[-1] for dump in dumps) == ["Torch.cos.0.forward", "Torch.sin.0.forward"]
 
 
 def names(dump: ulpscope.Dump) -> list[str]:

@@ -45,8 +45,8 @@ def sines(path: Path, count: int = 3, **options: Any) -> None:
             capture.step()
 
 
-def names(path: Path) -> list[str]:
-    return [call.name for dump in ulpscope.open_run(path) for call in dump.ids()]
+def names(path: Path, copy: str = "rank0") -> list[str]:
+    return [call.name for dump in ulpscope.open_run(path) if dump.folder.name == copy for call in dump.ids()]
 
 
 def deleted_folder(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""On an NPU with an acl_config the vendor writes the kernels of a capture; elsewhere they are ours."""
+"""Which kernels of a capture are wanted, and who writes them: on an NPU with an acl_config the vendor, elsewhere we."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from ulpscope.config import CaptureConfig
 from ulpscope.dtypes import DType
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import npu
+from ulpscope.naming import call_text
+from ulpscope.records import CallId, Phase
 from ulpscope.store.formats.npy import read_npy
 from ulpscope.store.formats.pt import read_pt
 
 
-def vendor_dump(
-    config: CaptureConfig, recorder: Recorder, sieve: OverflowSieve | None, is_below: Callable[[OpenCall], bool]
-) -> npu.Around | None:
+def is_below(asked: str) -> Callable[[OpenCall], bool]:
+    """Whether a call is the one below which kernels are wanted."""
+
+    def is_asked(call: OpenCall) -> bool:
+        name = call_text(CallId(call.kind, call.name, call.index, Phase.FORWARD))
+        return asked in (name, name.removesuffix(".forward"), name.replace(".forward", ".backward"))
+
+    return is_asked
+
+
+def vendor_dump(config: CaptureConfig, recorder: Recorder, sieve: OverflowSieve | None) -> npu.Around | None:
     """What switches the vendor's dump on around calls, or None where the kernels are ours."""
     if config.acl_config is None or npu.npu_of_process() is None:
         return None
@@ -27,7 +37,7 @@ def vendor_dump(
         return sieve.kernels
     assert config.below is not None
     gradients = {path: _stored_tensor(Path(path)) for path in config.backward_input}
-    return npu.KernelsBelow(dump, recorder, config.below, is_below, gradients)
+    return npu.KernelsBelow(dump, recorder, config.below, is_below(config.below), gradients)
 
 
 def _stored_tensor(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:

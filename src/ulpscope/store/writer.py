@@ -229,6 +229,14 @@ class DumpWriter:
         except OSError as error:
             self._fail(f"could not write {folder / layout.MANIFEST}: {error.strerror}")
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: files, rings and jobs are those of its parent. What still comes of a call that was under way at the
+        fork goes nowhere, and no lock is waited for, which a thread of the parent may have held."""
+        self.frames.attach(None)
+        self.journal = self.payloads = self._folder = self._last_job = None
+        self._lock = threading.Lock()
+        self._close_files()
+
     @property
     def capacities(self) -> list[int]:
         """Of its queues, where there is room for them."""
