@@ -38,6 +38,7 @@ class CaptureConfig:
     overflows         keep only calls that overflow, with their tensors, and end the program at this one; -1: never end it
     queue_mb          memory for payloads that wait for the disk
     overwrite         replace an earlier capture in the same folder
+    strict            refuse to begin where there is not the room for the queues in full; without, what fits is recorded
     """
 
     path: str = "ulpscope-run"
@@ -61,6 +62,7 @@ class CaptureConfig:
     overflows: int | None = None
     queue_mb: int = 64
     overwrite: bool = False
+    strict: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The options as plain JSON, for the manifest."""
@@ -233,7 +235,10 @@ _READERS: dict[str, Any] = {
     "roles": _choices(_ROLES),
     "overflows": _limit,
     "queue_mb": _megabytes,
-    **{name: _flag for name in ("statistics", "tensors", "checksum", "sketch", "stacks", "reuse", "overwrite")},
+    **{
+        name: _flag
+        for name in ("statistics", "tensors", "checksum", "sketch", "stacks", "reuse", "overwrite", "strict")
+    },
 }
 
 

@@ -3,7 +3,8 @@
 UlpscopeError     (exit code 70)
 ├── ConfigError    the options or the configuration file are wrong (exit code 2)
 ├── CaptureError   a capture was asked for that cannot be made (exit code 2)
-│   └── FolderTakenError
+│   ├── FolderTakenError
+│   └── NoRoomError
 ├── OverflowStop   as many calls overflowed as were to end the program (exit code 1)
 └── DumpError      a dump cannot be read, or does not hold what was asked (exit code 3)
 
@@ -14,6 +15,7 @@ it: what nobody expected is one line and exit code 70.
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import traceback
 from collections.abc import Iterable, Sequence
@@ -50,6 +52,23 @@ class CaptureError(UlpscopeError):
 
 class FolderTakenError(CaptureError):
     """The folder for a dump exists already."""
+
+
+class NoRoomError(CaptureError):
+    """The place is as it should be, but the disk is full, a limit is reached, or something else has run out."""
+
+
+# What the program could go on without; another place would not be asked for.
+RUN_OUT = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO}
+)
+
+
+def cannot(what: str, error: OSError) -> CaptureError:
+    """What to raise where the system refused something that a capture needs."""
+    advice = "free some, or choose another folder" if error.errno in RUN_OUT else "choose another folder"
+    kind = NoRoomError if error.errno in RUN_OUT else CaptureError
+    return kind(f"cannot {what}: {error.strerror}; {advice}")
 
 
 class OverflowStop(UlpscopeError):

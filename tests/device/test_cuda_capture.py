@@ -333,3 +333,22 @@ def test_tensors_of_one_call_are_measured_together_and_each_right(tmp_path: Path
         assert not checksum or value.checksum == row["crc"]
         sketch = np.frombuffer(answer, dtype=np.float32, offset=native.ROW.itemsize)
         assert np.allclose(dump.sketch(value), sketch, rtol=1e-4, atol=1e-3)
+
+
+def test_a_forked_child_that_computes_on_the_cpu_is_recorded_beside_its_parent_on_the_device(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path / "run", level="op") as capture:
+        torch.ones(5, device="cuda").sin()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                torch.ones(3).cos()
+                capture.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        torch.ones(5, device="cuda").tan()
+    parent, other = ulpscope.open_run(tmp_path / "run")
+    assert {"sin", "tan"} <= {call.name for call in parent.ids()} and parent.ending == "complete"
+    assert [call.name for call in other.ids()] == ["ones", "cos"] and other.ending == "complete"

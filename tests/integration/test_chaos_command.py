@@ -34,6 +34,7 @@ for step in range(3):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+sys.exit(9 if "cut" in sys.argv else 0)
 """
 
 
@@ -61,6 +62,8 @@ def test_a_benign_change_is_chaos_and_a_fault_is_not(tmp_path: Path) -> None:
     fault = ulp("learned", *command, "fault", cwd=tmp_path)
     assert fault.returncode == 1, fault.stdout
     assert "verdict     not chaos" in fault.stdout
+    cut = ulp("learned", *command, "cut", cwd=tmp_path)
+    assert (cut.returncode, "the command ended with exit code 9" in cut.stderr) == (3, True), cut.stderr
     assert ulp("learned", cwd=tmp_path).returncode == 2
     assert ulp("nowhere", *command, cwd=tmp_path).returncode == 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -94,24 +95,96 @@ def test_without_an_optimizer_a_step_is_a_forward_of_the_largest_model(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("program", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("1/0", 1)]
+    ("program", "code"),
+    [
+        ("raise SystemExit(7)", 7),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os; os.kill(os.getpid(), 15)", 143),
+        ("1/0", 1),
+    ],
 )
 def test_the_exit_code_is_that_of_the_program(tmp_path: Path, program: str, code: int) -> None:
     assert run("capture", "-o", tmp_path / "run", "--", sys.executable, "-c", program).returncode == code
 
 
-def test_a_program_without_torch_is_left_alone(tmp_path: Path) -> None:
-    look = "import sys; print(sorted(m for m in sys.modules if m.startswith(('torch', 'numpy'))))"
-    done = run("capture", "-o", tmp_path / "run", "--", sys.executable, "-c", look)
-    assert done.stdout.strip() == "[]"
-    assert "nothing was recorded" in done.stderr
+LOOK = "import sys; print(sorted(m for m in sys.modules if m.startswith(('torch', 'numpy'))))"
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 4), (("-q",), 4), (("--allow-empty",), 0)])
+def test_a_program_without_torch_is_left_alone_and_an_empty_run_has_an_exit_code_of_its_own(
+    words: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    done = run("capture", "-o", tmp_path / "run", *words, "--", sys.executable, "-c", LOOK)
+    assert (done.stdout.strip(), done.returncode) == ("[]", code)
+    assert "nothing was recorded; no Python process below the command called torch" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_where_no_asked_step_came_that_is_said(tmp_path: Path, script: Path) -> None:
     done = run("capture", "-o", tmp_path / "run", "--steps", "77", "--", sys.executable, script)
-    assert done.returncode == 0
+    assert done.returncode == 4
     assert "none came to a step and a rank that were asked for" in done.stderr
+
+
+def test_where_no_call_was_left_of_what_was_asked_for_that_is_said(tmp_path: Path) -> None:
+    done = run("capture", "-o", tmp_path / "run", "--only", "relvu", "--", sys.executable, "-c", INFER)
+    assert done.returncode == 4
+    assert "nothing was recorded" in done.stderr and "nothing matched 'relvu'" in done.stderr
+
+
+ASKS_FIRST = """
+import importlib.util, sys, threading
+for _ in range(3):
+    spec = importlib.util.find_spec("torch")
+    print(type(spec.loader).__name__, "torch" in sys.modules)
+threads = [threading.Thread(target=__import__, args=("torch",)) for _ in range(4)]
+[each.start() for each in threads], [each.join() for each in threads]
+import torch
+print(type(torch.__spec__.loader).__name__, vars(torch.__spec__.loader).keys())
+torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+"""
+VERBS = {
+    "capture": (("capture", "-o", "run"), "recorded"),
+    "overflow": (("check", "overflow"), "no call overflowed"),
+    "noise": (("check", "noise"), "and rounding explain"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_program_that_asks_whether_there_is_torch_before_it_imports_it_is_seen(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS_FIRST)
+    words, says = VERBS[verb]
+    done = run(*words, "--", sys.executable, "asks.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout + done.stderr
+    if verb == "capture":
+        bare = subprocess.run([sys.executable, "asks.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout == bare.stdout
+        names = {call_text(call) for call in ulpscope.open_dump(tmp_path / "run").ids()}
+        assert {"Functional.linear.0.forward", "Functional.linear.0.backward"} <= names
+
+
+ENDS = {
+    "a signal": "torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward(); os.kill(os.getpid(), 11)",
+    "an error": "torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward(); raise SystemExit(5)",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("check", ["overflow", "noise"])
+def test_a_check_of_a_program_that_was_cut_or_did_nothing_does_not_say_that_nothing_is_wrong(
+    check: str, how: str, tmp_path: Path
+) -> None:
+    command = (sys.executable, "-c", f"import os, torch; {ENDS[how]}")
+    done = run("check", check, *(("-n", "-1") if check == "overflow" else ()), "--", *command, cwd=tmp_path)
+    assert done.returncode == (4 if how == "nothing" else 3), done.stdout + done.stderr
+    says = {
+        "a signal": "was ended by signal 11 (SIGSEGV)",
+        "an error": "ended with exit code 5",
+        "nothing": "nothing to check",
+    }
+    assert says[how] in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_command_runs(
@@ -132,11 +205,23 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_command_runs(
     assert not (tmp_path / "ran").exists()
 
 
+def test_who_asks_for_it_is_refused_before_the_command_runs_where_there_is_no_room(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    command = [sys.executable, "-m", "ulpscope", "capture", "-o", "run", "--strict", "--", "touch", "ran"]
+    done = subprocess.run(command, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "cannot reserve 8 MB in" in done.stderr and "File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_users_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\nimport torch\n1 / 0\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = run("capture", "-o", tmp_path / "run", "--", sys.executable, "-c", "import torch; torch.sin(torch.ones(1))")
     assert done.stdout.split() == ["mine", "mine"]  # in our process, and in the program's
+    assert done.stderr.count("ZeroDivisionError") == 2
     assert "Torch.sin.0.forward" in [call_text(call) for call in ulpscope.open_dump(tmp_path / "run").ids()]
 
 

@@ -1,4 +1,4 @@
-"""Threads share one capture and never mix their calls; a forked child never touches its parent's dump."""
+"""Threads share one capture and never mix their calls; a forked child has a dump of its own, and never touches its parent's."""
 
 import multiprocessing
 import os
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import ulpscope
 from integration.runs import LEVELS, assert_same, frozen, seed, whole_dumps
+from torture.faults import Heard
 from ulpscope.records import CallRecord
 
 THREADS = 8
@@ -318,17 +319,117 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def of_this_process(run: Path) -> list[ulpscope.Dump]:
+    """The dumps of this process, each complete; those of its children are another's."""
+    own = [dump for dump in ulpscope.open_run(run) if dump.manifest.environment["pid"] == os.getpid()]
+    assert [dump.ending for dump in own] == ["complete"] * len(own)
+    return own
+
+
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_forked_child_that_trains_on_is_not_recorded(level: str, tmp_path: Path) -> None:
+def test_a_forked_child_that_trains_on_is_recorded_in_a_folder_of_its_own(level: str, tmp_path: Path) -> None:
+    seed()
+    bare = nn.Linear(3, 3)
+    seed()
     model = nn.Linear(3, 3)
+    train(bare, 22)
+
+    def child() -> None:
+        train(model, 20)
+        assert_same(frozen(list(bare.parameters())), frozen(list(model.parameters())))
+
     with ulpscope.capture(tmp_path / "run", model=model, level=level, tensors=True):
         train(model, 2)
-        assert in_fork(lambda: train(model)) == 0
+        assert in_fork(child) == 0
         model(torch.ones(2, 3)).cos()
-    (dump,) = whole_dumps(tmp_path / "run", 1)
-    names = [call.name for call in dump.ids() if call.phase.value == "forward"]
+    (dump,) = of_this_process(tmp_path / "run")
+    (other,) = [each for each in ulpscope.open_run(tmp_path / "run") if each.folder != dump.folder]
+    assert (dump.folder.name, other.folder.name) == ("rank0", "rank0.1")
     expected = "linear" if level == "op" else "Linear"
-    assert names.count(expected) == 3
+    for each, times in ((dump, 3), (other, 20)):
+        assert [call.name for call in each.ids() if call.phase.value == "forward"].count(expected) == times
+        assert all(call.error is None for call in each.calls())
+
+
+def test_a_forked_child_that_calls_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path / "run"):
+        assert in_fork(lambda: None) == 0
+        torch.ones(1).cos()
+    assert len(list((tmp_path / "run").rglob("manifest.json"))) == 1
+
+
+def test_children_of_multiprocessing_end_their_dumps(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path / "run"):
+        children = [
+            multiprocessing.get_context("fork").Process(target=torch.sin, args=(torch.ones(n),)) for n in (5, 6)
+        ]
+        for each in children:
+            each.start()
+        for each in children:
+            each.join(60)
+        torch.ones(1).cos()
+    found = {dump.folder.name: dump for dump in ulpscope.open_run(tmp_path / "run")}
+    assert sorted(found) == ["rank0", "rank0.1", "rank0.2"]
+    assert [dump.ending for dump in found.values()] == ["complete"] * 3
+    shapes = sorted(found[name].call("Torch.sin.0.forward").values[0].shape for name in ("rank0.1", "rank0.2"))
+    assert shapes == [(5,), (6,)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_child_forked_inside_a_call_goes_on_without_a_trace_in_its_parents_dump(level: str, tmp_path: Path) -> None:
+    """It returns through frames that were recording for its parent, while other threads of that one were at work."""
+    children: list[int] = []
+
+    class Forks(nn.Module):
+        def forward(self, data: Tensor) -> Tensor:
+            children.append(os.fork())
+            return data.exp() if children[-1] else data.cos()
+
+    model = Forks()
+    stop = threading.Event()
+    others = [threading.Thread(target=lambda: [torch.ones(64) + 1 for _ in iter(stop.is_set, True)]) for _ in range(2)]
+    with ulpscope.capture(tmp_path / "run", model=model, level=level, tensors=True) as cap:
+        for other in others:
+            other.start()
+        try:
+            for _ in range(4):
+                out = model(torch.full((2,), 2.0))
+                if not children[-1]:
+                    fine = out[0].item() < 0
+                    torch.full((2,), 3.0).tan()
+                    cap.step()
+                    os._exit(0 if fine else 1)
+                assert os.waitstatus_to_exitcode(os.waitpid(children[-1], 0)[1]) == 0
+        finally:
+            stop.set()
+            for other in others:
+                other.join()
+    (dump,) = of_this_process(tmp_path / "run")
+    for call in dump.calls():
+        assert call.error is None and call.id.name not in ("cos", "tan")
+        if call.id.name in ("Forks", "exp") and call.id.phase.value == "forward":
+            assert float(loaded(dump, call, "output")[0][0]) == float(torch.full((2,), 2.0).exp()[0])
+    for each in ulpscope.open_run(tmp_path / "run"):
+        if each.folder != dump.folder and level != "module":
+            assert {"cos", "tan"} <= {call.name for call in each.ids()} or level == "kernel"
+            assert each.ending == "complete"
+
+
+def test_where_a_child_cannot_be_recorded_it_says_so_when_it_calls(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+
+    def child() -> None:
+        heard = Heard()
+        torch.ones(1).cos().cos()
+        told.write_text("\n".join(heard.words))
+
+    cap = ulpscope.Capture(tmp_path / "run")
+    cap.on_dump = lambda folder, finished: None  # as the older tools do, whose files have one name for both
+    cap.start()
+    assert in_fork(child) == 0
+    cap.close()
+    assert "is a fork and is not recorded; call start() in it" in told.read_text()
+    assert len(told.read_text().splitlines()) == 1
     assert len(list((tmp_path / "run").rglob("manifest.json"))) == 1
 
 
@@ -357,7 +458,7 @@ def test_a_forked_child_that_ends_its_parents_capture_leaves_the_dump_alone(endi
     cap.step()
     model(torch.ones(2, 3)).sin()
     cap.close()
-    first, second = whole_dumps(tmp_path / "run", 2)
+    first, second = of_this_process(tmp_path / "run")
     names = [call.name for call in first.ids() if call.phase.value == "forward"]
     assert names.count("Linear") == 3 and names.count("cos") == 1
     assert [call.name for call in second.ids() if call.phase.value == "forward"].count("sin") == 1
@@ -433,7 +534,7 @@ def test_a_child_forked_while_other_threads_record_does_not_hang(tmp_path: Path)
             for thread in threads:
                 thread.join()
     assert codes == [0] * 10
-    (dump,) = whole_dumps(tmp_path / "run", 1)
+    (dump,) = of_this_process(tmp_path / "run")
     assert "cos" not in {call.name for call in dump.ids()}
 
 

@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 import ulpscope
 from integration.runs import LEVELS, assert_same, frozen, seed, whole_dumps
 from integration.test_threads_and_forks import in_fork, in_threads
+from ulpscope.compat.msprobe.debugger import PrecisionDebugger
 from ulpscope.naming import call_text
+from ulpscope.store import writer
 
 PROMISE = "nothing is lost"
 case = pytest.mark.case
@@ -273,6 +275,35 @@ def test_a_forked_child_that_starts_is_recorded_in_a_folder_of_its_own(level: st
     assert [dump.ending for dump in own] == ["complete"]
 
 
+@case("fork_child_training")
+def test_a_forked_child_of_an_older_tool_that_starts_leaves_the_files_of_its_parent(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=str(tmp_path), task="statistics", level="L1")
+    written, writing = os.pipe()
+
+    def one_step(call: Any) -> None:
+        debugger.start()
+        call(torch.ones(2))
+        debugger.stop()
+        debugger.step()
+
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.read(written, 1)
+            one_step(torch.sin)
+            debugger._close()
+            code = 0
+        finally:
+            os._exit(code)
+    one_step(torch.cos)
+    os.write(writing, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    debugger._close()
+    dumps = ulpscope.open_run(tmp_path)
+    assert sorted(names(dump)[-1] for dump in dumps) == ["Torch.cos.0.forward", "Torch.sin.0.forward"]
+
+
 def names(dump: ulpscope.Dump) -> list[str]:
     return [call_text(call) for call in dump.ids()]
 
@@ -291,3 +322,24 @@ def test_a_backward_after_stop_is_said(level: str, tmp_path: Path, caplog: pytes
     (dump,) = whole_dumps(tmp_path, 1)
     assert any("after stop()" in note for note in dump.manifest.notes)
     assert "after stop()" in caplog.text
+
+
+@case("call_larger_than_queue")
+def test_a_call_that_is_larger_than_a_small_queue_is_recorded_as_with_a_large_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [torch.full((300,), float(number)) for number in range(1000)]
+
+    def recorded(name: str, size: int) -> tuple[list[float], list[Any]]:
+        monkeypatch.setattr(writer, "JOURNAL_BYTES", size)
+        with ulpscope.capture(tmp_path / name, tensors=True, queue_mb=1):
+            result = torch.cat(parts)
+        (dump,) = whole_dumps(tmp_path / name, 1)
+        (call,) = dump.calls()
+        return result.tolist(), [
+            (value.stats, dump.sketch(value).tobytes()) for value in call.values if value.is_tensor
+        ]
+
+    bare = torch.cat(parts).tolist()
+    large, small = recorded("large", 8 << 20), recorded("small", 64 << 10)
+    assert large == small and len(large[1]) == 1001 and large[0] == bare

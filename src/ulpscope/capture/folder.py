@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ulpscope.errors import CaptureError
+from ulpscope.errors import CaptureError, cannot
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.store import layout
 
@@ -55,7 +55,7 @@ def make_folder(path: Path) -> None:
     except OSError as error:
         if is_meant_for_the_program(error):
             raise
-        raise CaptureError(f"cannot write into {path}: {error.strerror}; choose another folder") from error
+        raise cannot(f"write into {path}", error) from error
 
 
 def _existing(run: Path) -> Iterator[layout.Place]:
@@ -65,7 +65,7 @@ def _existing(run: Path) -> Iterator[layout.Place]:
     except OSError as error:
         if is_meant_for_the_program(error):
             raise
-        raise CaptureError(f"cannot look into {run}: {error.strerror}; choose another folder") from error
+        raise cannot(f"look into {run}", error) from error
 
 
 def token_of(folder: Path) -> str | None:

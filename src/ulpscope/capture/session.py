@@ -30,22 +30,20 @@ from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.sieve import OverflowSieve
 from ulpscope.capture.surroundings import surroundings
+from ulpscope.capture.vendor import is_below, vendor_dump
 from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.config import CaptureConfig, capture_config
-from ulpscope.dtypes import DType
-from ulpscope.errors import CaptureError, FolderTakenError, OverflowStop
-from ulpscope.frameworks.base import OpenCall
+from ulpscope.errors import CaptureError, FolderTakenError, NoRoomError, OverflowStop
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
-from ulpscope.frameworks.torch import devices, internals, npu, probe
+from ulpscope.frameworks.torch import devices, internals, probe
 from ulpscope.frameworks.torch.finiteness import TorchFiniteness
 from ulpscope.frameworks.torch.overflow_flag import overflow_flag
 from ulpscope.frameworks.torch.step_watch import StepWatch
-from ulpscope.naming import SAVED, call_text
-from ulpscope.records import CallId, Phase, Role
+from ulpscope.naming import SAVED
+from ulpscope.records import Phase, Role
 from ulpscope.store import layout
-from ulpscope.store.formats.npy import read_npy
-from ulpscope.store.formats.pt import read_pt
+from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
@@ -79,19 +77,26 @@ class Capture:
         self.as_msprobe = False
         # Calls are counted on from step to step: together they are one dump of another tool.
         self.counts_on = False
+        # In a forked child that has not started it again.
+        self._is_inherited = False
         self._environment: dict[str, Any] | None = None
         self._was_on = False
         self._claimed = False
         # Names that matched nothing, which is said once.
         self._missed: set[str] = set()
         self._copy = 0
+        # A child of multiprocessing ends without the functions of atexit.
+        multiprocessing.util.register_after_fork(
+            self, lambda own: multiprocessing.util.Finalize(own, own.close, exitpriority=100)
+        )
         self._build()
 
     def _build(self) -> None:
         config = self.config
+        payloads = config.tensors or config.overflows is not None
         self._pid = os.getpid()
         self._selection = Selection(config)
-        self._writer = DumpWriter(payload_bytes=config.queue_mb << 20 if self._payloads else 0)
+        self._writer = DumpWriter(payload_bytes=config.queue_mb << 20 if payloads else 0)
         self._recorder = Recorder(self._writer, self._selection, stacks=config.stacks, in_backward=probe.in_backward)
         self._writer.on_failure = self._recorder.failed
         self._recorder.measurer = probe.make_measurer(
@@ -99,7 +104,7 @@ class Capture:
             statistics=config.statistics,
             checksum=config.checksum,
             sketch=config.sketch and config.statistics,
-            payloads=self._payloads,
+            payloads=payloads,
             reuse=config.reuse,
         )
         if config.overflows is None and taps.C is not None:
@@ -107,10 +112,6 @@ class Capture:
         self.sieve = None if config.overflows is None else self._make_sieve(config.overflows)
         self._recorder.measurer.note = self._recorder.note
         self._probe: probe.TorchProbe | None = None
-
-    @property
-    def _payloads(self) -> bool:
-        return self.config.tensors or self.config.overflows is not None
 
     def _make_sieve(self, limit: int) -> OverflowSieve:
         finiteness, flag = TorchFiniteness(), overflow_flag()
@@ -130,6 +131,10 @@ class Capture:
 
     def start(self, model: Any = None) -> Capture:
         """Begins, or goes on with, recording. A second start changes nothing."""
+        self._is_inherited = False
+        return self._start(model)
+
+    def _start(self, model: Any = None) -> Capture:
         if os.getpid() != self._pid:
             self._after_fork()
         if model is not None:
@@ -138,19 +143,21 @@ class Capture:
                     self._models.append(item)
                     self._probe = None if not self.started else self._probe
         if self._probe is not None:
-            self._probe.tidy(sys._getframe(1))
+            self._probe.tidy(sys._getframe(2))
         if self.started:
             if not self._recorder.active:  # a stop that a signal handler interrupted
                 self._switch_on(eager=False)
             return self
         with _on_lock:
             other = _on[0]() if _on else None
-            if other is not None and other is not self:
+            if other is not None and other is not self and not other._is_inherited:
                 raise CaptureError(f"a capture into {other.path} is on already; stop it before you start another")
             _on[:] = [weakref.ref(self)]
+        if other is not None and other is not self:
+            other.close()  # a forked child that starts one of its own means that one
         self.started = self._was_on = True
         try:
-            self._switch_on(eager=self._steps is None)
+            self._switch_on(eager=self._steps is None and not self._is_inherited)
         except BaseException:
             self._release()
             self._switch_off()
@@ -206,8 +213,8 @@ class Capture:
             raise CaptureError(f"save needs a name, not {name!r}")
         if os.getpid() != self._pid or not self._wanted():
             return
-        if not self._writer.is_open:
-            self._open_dump()
+        if not self._writer.is_open and not self._writer.failure:
+            self._open(eager=True)
             atexit.register(self._at_exit)
         self._record_saved(name, value)
         if gradient:
@@ -231,7 +238,7 @@ class Capture:
         self._recorder.measurer.give_back()
         self._writer.shutdown()
         atexit.unregister(self._at_exit)
-        if self._was_on and not self.dumps and self.config.steps:
+        if self._was_on and not self.dumps and self.config.steps and not self._writer.failure:
             log.warning("nothing was recorded: the run ended at step %d, before the first asked one", self.current_step)
 
     def __enter__(self) -> Capture:
@@ -259,7 +266,7 @@ class Capture:
         return self._selection.wants_step(self.current_step) and self._selection.wants_rank(rank)
 
     def _switch_on(self, *, eager: bool) -> None:
-        if not self._wanted() or self._writer.failure:
+        if not self._wanted():
             self._switch_off()
             return
         if self._probe is None:
@@ -268,17 +275,19 @@ class Capture:
                 self._recorder.measurer,  # type: ignore[arg-type]
                 level=self.config.level,
                 models=self._models,
-                below=self._is_below if self.config.below else None,
-                vendor=self._vendor_dump(),
+                below=is_below(self.config.below) if self.config.below else None,
+                vendor=vendor_dump(self.config, self._recorder, self.sieve),
                 as_msprobe=self.as_msprobe,
                 released=None if self.sieve is None else self.sieve.release,
             )
-        if not self._writer.is_open:
+        if not self._writer.is_open and not self._writer.failure:
             if eager:
-                self._open_now()
+                self._open(eager=True)
             else:
                 self._recorder.before_first = _weakly(self._open_late)
-        if not self._recorder.active:
+        if self._writer.failure:
+            self._switch_off()
+        elif not self._recorder.active:
             if self._steps is not None:
                 self._steps.remove()
                 self._probe.modules.outermost = self._steps.outermost
@@ -315,25 +324,29 @@ class Capture:
             if _on and _on[0]() is self:
                 _on.clear()
 
-    def _open_now(self) -> None:
-        """Raises what is wrong with the folder before anything was recorded; later the program goes on without us."""
+    def _open(self, *, eager: bool) -> None:
+        """Raises what is wrong with the folder before anything was recorded, where the program has just asked for it. Later, or
+        where no more than room is missing, it goes on without us."""
+        may_raise, strict = eager and not self.dumps, self.config.strict
         try:
+            if may_raise and strict:
+                make_folder(self.path)
+                require_room(self.path, *self._writer.capacities)
             self._open_dump()
         except CaptureError as error:
-            if not self.dumps:
+            self._recorder.before_first = None
+            if may_raise and (strict or not isinstance(error, NoRoomError)):
                 raise
-            self._writer._fail(str(error))
+            self._writer._fail(f"{error}. The program goes on, from here on nothing is recorded")
 
     def _open_late(self) -> None:
-        if probe.is_data_worker():
-            self._recorder.active = False
-            self._recorder.before_first = None
-            return
-        try:
-            self._open_dump()
-        except CaptureError as error:
-            self._recorder.before_first = None
-            self._writer._fail(str(error))
+        # Files of another tool have one name for parent and child.
+        goes_on, loads = self.on_dump is None or not self._is_inherited, probe.is_data_worker()
+        if goes_on and not loads:
+            return self._open(eager=False)
+        self._recorder.active, self._recorder.before_first = False, None
+        if not loads:
+            log.warning("process %d is a fork and is not recorded; call start() in it to record it", os.getpid())
 
     def _open_dump(self) -> None:
         self._recorder.before_first = None
@@ -415,24 +428,6 @@ class Capture:
         rank, world = devices.rank_and_world()
         return (rank if self._rank is None else self._rank), world
 
-    def _is_below(self, call: OpenCall) -> bool:
-        asked = self.config.below or ""
-        name = call_text(CallId(call.kind, call.name, call.index, Phase.FORWARD))
-        return asked in (name, name.removesuffix(".forward"), name.replace(".forward", ".backward"))
-
-    def _vendor_dump(self) -> npu.Around | None:
-        """On an NPU with acl_config the vendor writes the kernels; elsewhere they are ours."""
-        config = self.config
-        if config.acl_config is None or npu.npu_of_process() is None:
-            return None
-        dump = npu.VendorKernelDump(Path(config.acl_config))
-        if self.sieve is not None:
-            self.sieve.kernels = npu.KernelsOfOverflows(dump, self.sieve)
-            return self.sieve.kernels
-        assert config.below is not None
-        gradients = {path: _stored_tensor(Path(path)) for path in config.backward_input}
-        return npu.KernelsBelow(dump, self._recorder, config.below, self._is_below, gradients)
-
     def _record_saved(self, name: str, value: Any, path: tuple[Any, ...] = ()) -> None:
         recorder = self._recorder
         if os.getpid() != self._pid or not self._writer.is_open:
@@ -453,25 +448,28 @@ class Capture:
         """A forked child writes a dump of its own; the parent's files and rings are not its business."""
         if self._probe is not None:
             self._probe.remove()
+        self._recorder.leave_to_parent()
+        self._writer.leave_to_parent()
+        # To let go of them could ask a device, which a child may not.
+        self._of_parent = self._recorder, self._writer, self._probe
         self.started = False
         self._environment = None
         self._claimed = False
         self.dumps = []
-        ignored = self._recorder.ignored
+        ignored, sieve = self._recorder.ignored, self.sieve
         self._build()
         self._recorder.ignored = ignored
+        if self.sieve is not None and sieve is not None:
+            self.sieve.ending = sieve.ending
 
     def _in_child(self) -> None:
-        """Right after a fork. An unattended capture goes on in the child; any other waits for a start of its own."""
+        """Right after a fork. What the child calls is recorded too; its dump begins with the first call."""
         self._recorder.active = False
         _on.clear()
-        if self._steps is not None and self.started:
+        if self.started:
             self._after_fork()
-            self.start()
-            multiprocessing.util.Finalize(self, self.close, exitpriority=100)
-        elif self.started and self._probe is not None:
-            self._probe.remove()
-            log.info("process %d is a fork and is not recorded; call start() in it to record it", os.getpid())
+            self._is_inherited = True
+            self._start()
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
@@ -485,10 +483,6 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             found()
 
     return call
-
-
-def _stored_tensor(path: Path) -> tuple[DType, tuple[int, ...], bytes | memoryview]:
-    return read_npy(path) if path.suffix == ".npy" else read_pt(path)
 
 
 def _in_child() -> None:

@@ -6,13 +6,14 @@ below it. A process that never imports torch is left alone.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.abc
-import importlib.util
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
@@ -23,6 +24,7 @@ OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
 Begin = Callable[[dict[str, Any]], None]
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 RUN_VARIABLE = "ULPSCOPE_RUN"  # the same in all processes of one run
+_TORCH = "torch"
 # Building and loading a model is not what a person wants to compare; forward, backward and optimizer are.
 _BUILDING = frozenset(
     {
@@ -36,52 +38,67 @@ _BUILDING = frozenset(
 )
 
 
-def watch(variable: str = OPTIONS_VARIABLE, begin: Begin | None = None) -> None:
-    """Arranges for a capture, or what `begin` begins with the options in `variable`, to begin once torch is imported."""
-    if os.environ.get(variable) and "torch" not in sys.modules:
-        sys.meta_path.insert(0, _TorchFinder(variable, begin or begin_capture))
+def watch(begins: Mapping[str, Begin]) -> None:
+    """Arranges for everything whose variable is set to begin once torch is loaded, or now if it is."""
+    asked = {variable: (begin, text) for variable, begin in begins.items() if (text := os.environ.get(variable))}
+
+    def begin_all() -> None:
+        while asked:  # each once, whoever else may have found torch loaded
+            _, (begin, text) = asked.popitem()
+            try:
+                begin(json.loads(text))
+            except Exception as error:  # the border: the program must run even if it cannot be recorded
+                sys.stderr.write(f"ulpscope: not recording process {os.getpid()}: {error}\n")
+
+    def look_back() -> None:
+        if asked and sys.modules.get(_TORCH) is not None:
+            sys.stderr.write(
+                f"ulpscope: process {os.getpid()} was not recorded: its torch was loaded in an unusual way\n"
+            )
+
+    if asked and sys.modules.get(_TORCH) is not None:
+        begin_all()
+    elif asked:
+        sys.meta_path.insert(0, LoadWatch(_TORCH, begin_all))
+        atexit.register(look_back)
 
 
-class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch as everybody does, and has a word when it is loaded."""
+class LoadWatch(importlib.abc.MetaPathFinder):
+    """Calls `then` when a module has been loaded for the first time.
 
-    def __init__(self, variable: str, begin: Begin) -> None:
-        self._variable = variable
-        self._begin = begin
+    It is found as everybody finds it, by the loader that everybody gets: only what that one does is heard. Whoever asks where
+    the module is (`importlib.util.find_spec`) may do so any number of times. It stays where it is afterwards: a list of finders
+    that gets shorter hides modules from threads that are walking it."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name = name
+        self._then = then
+        self._is_loaded = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != self._name or self._is_loaded:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._variable, self._begin)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((each for each in found if each is not None), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            self._listen(spec.loader)
         return spec
 
+    def _listen(self, loader: Any) -> None:
+        load = loader.exec_module
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, variable: str, begin: Begin) -> None:
-        self._loader = loader
-        self._variable = variable
-        self._begin = begin
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            vars(loader).pop("exec_module", None)
+            if not self._is_loaded:
+                self._is_loaded = True
+                self._then()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        found: ModuleType | None = self._loader.create_module(spec)
-        return found
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        try:
-            self._begin(json.loads(os.environ[self._variable]))
-        except Exception as error:  # the border: the program must run even if it cannot be recorded
-            sys.stderr.write(f"ulpscope: not recording process {os.getpid()}: {error}\n")
+        with contextlib.suppress(AttributeError):  # a loader of a kind that does not let itself be heard
+            loader.exec_module = exec_module
 
 
 def begin_capture(options: dict[str, Any]) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ulpscope.capture.watch import OPTIONS_VARIABLE, RUN_VARIABLE
-from ulpscope.config import capture_config, read_config_file
+from ulpscope.capture.watch import OPTIONS_VARIABLE
+from ulpscope.cli.launch import NOTHING, run
+from ulpscope.config import CaptureConfig, capture_config, read_config_file
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.store.layout import find_places
 from ulpscope.store.reader import Dump
-
-_BOOTSTRAP = Path(__file__).parent / "bootstrap"
+from ulpscope.store.ring import require_room
+from ulpscope.store.writer import DumpWriter
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -46,11 +44,19 @@ _BOOTSTRAP = Path(__file__).parent / "bootstrap"
 @click.option("--no-stacks", is_flag=True, help="Leave the Python stacks out.")
 @click.option("--queue-mb", type=int, help="Memory for tensors that wait for the disk.  [default: 64]")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Options from a .toml or .json file.")
+@click.option("--strict", is_flag=True, help="Refuse to begin where the disk has no room for the queues.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier run in the same folder.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing at the end.")
+@click.option("--allow-empty", is_flag=True, help="Exit with 0 also when nothing was recorded.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing at the end, unless something is wrong.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def capture(
-    path: str, command: tuple[str, ...], config: str | None, overwrite: bool, quiet: bool, **flags: Any
+    path: str,
+    command: tuple[str, ...],
+    config: str | None,
+    overwrite: bool,
+    allow_empty: bool,
+    quiet: bool,
+    **flags: Any,
 ) -> None:
     """Record a program without editing it.
 
@@ -59,7 +65,8 @@ def capture(
     ulpscope capture -o runs/b --level mix --steps 0,100 -- torchrun --nproc-per-node 8 train.py
 
     Every Python process below COMMAND that imports torch is recorded. A step is an optimizer step, or, where there is no
-    optimizer, a forward of the largest model. The exit code is that of COMMAND.
+    optimizer, a forward of the largest model. The exit code is that of COMMAND; 3 if it is 0 and what was recorded cannot be
+    read, 4 if it is 0 and nothing was recorded.
     """
     options = {} if config is None else read_config_file(config)
     for name in ("sketch", "stacks"):
@@ -71,17 +78,16 @@ def capture(
     options["path"] = str(Path(path).resolve())
     checked = capture_config(options, config or "capture")
     _clear(Path(path), overwrite)
-    _refuse_unwritable(Path(path))
-    environment = {
-        **os.environ,
-        OPTIONS_VARIABLE: json.dumps(checked.as_json()),
-        RUN_VARIABLE: uuid.uuid4().hex,
-        "PYTHONPATH": os.pathsep.join([str(_BOOTSTRAP), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
-    code = _run(list(command), environment)
-    if not quiet:
-        _report(Path(path), some=bool(checked.steps or checked.ranks))
-    sys.exit(code)
+    _refuse_unusable(Path(path), checked)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
+    code = run(list(command), OPTIONS_VARIABLE, checked.as_json())
+    code = code if code >= 0 else 128 - code
+    try:
+        calls = _report(Path(path), some=bool(checked.steps or checked.ranks), quiet=quiet)
+    except DumpError as error:
+        click.echo(f"ulpscope: {error}", err=True)
+        sys.exit(code or error.exit_code)
+    sys.exit(code or (0 if calls or allow_empty else NOTHING))
 
 
 def _clear(run: Path, overwrite: bool) -> None:
@@ -98,40 +104,34 @@ def _clear(run: Path, overwrite: bool) -> None:
             place.folder.parent.rmdir()
 
 
-def _refuse_unwritable(run: Path) -> None:
+def _refuse_unusable(run: Path, config: CaptureConfig) -> None:
     """Before the command runs for hours."""
     folder = next(each for each in (run.absolute(), *run.absolute().parents) if each.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
         raise CaptureError(f"cannot write into {run}: {folder} is not writable; choose another folder with -o")
+    if config.strict:
+        require_room(folder, *DumpWriter(payload_bytes=config.queue_mb << 20 if config.tensors else 0).capacities)
 
 
-def _run(command: list[str], environment: dict[str, str]) -> int:
-    try:
-        child = subprocess.Popen(command, env=environment)
-    except OSError as error:
-        raise CaptureError(f"cannot run {command[0]}: {error.strerror}") from None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: child.send_signal(received))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
-    code = child.wait()
-    return code if code >= 0 else 128 - code
-
-
-def _report(run: Path, *, some: bool) -> None:
-    try:
-        dumps = [Dump(place.folder) for place in find_places(run)] if run.exists() else []
-    except DumpError as error:
-        click.echo(f"ulpscope: {error}", err=True)
-        return
-    if not dumps:
-        why = "no process below the command called torch"
-        why += ", or none came to a step and a rank that were asked for" if some else ""
-        click.echo(f"ulpscope: nothing was recorded; {why}", err=True)
-        return
-    steps, ranks = len({dump.manifest.step for dump in dumps}), len({dump.manifest.rank for dump in dumps})
+def _report(run: Path, *, some: bool, quiet: bool) -> int:
+    """Says what there is, and what is wrong with it; returns how many calls there are."""
+    dumps = [Dump(place.folder) for place in find_places(run)] if run.exists() else []
     calls = sum(len(dump) for dump in dumps)
-    words = f"{calls} calls, {steps} step{'s'[: steps > 1]}, {ranks} rank{'s'[: ranks > 1]}"
-    click.echo(f"ulpscope: recorded {words} in {run}\nulpscope: ulpscope show {run}", err=True)
+    steps, ranks = len({dump.manifest.step for dump in dumps}), len({dump.manifest.rank for dump in dumps})
+    if calls and not quiet:
+        words = f"{calls} calls, {steps} step{'s'[: steps > 1]}, {ranks} rank{'s'[: ranks > 1]}"
+        click.echo(f"ulpscope: recorded {words} in {run}\nulpscope: ulpscope show {run}", err=True)
     for dump in dumps:
         if dump.ending != "complete":
             click.echo(f"ulpscope: {dump.folder}: {dump.ending}", err=True)
+    if not calls:
+        click.echo(f"ulpscope: nothing was recorded; {_why_nothing(dumps, some=some)}", err=True)
+    return calls
+
+
+def _why_nothing(dumps: list[Dump], *, some: bool) -> str:
+    if dumps:
+        notes = sorted({note for dump in dumps for note in dump.manifest.notes})
+        return "; ".join(["torch was called, but nothing was left of what was asked for", *notes])
+    why = "no Python process below the command called torch, or its environment did not reach the one that did"
+    return why + (", or none came to a step and a rank that were asked for" if some else "")

@@ -10,13 +10,11 @@ from pathlib import Path
 import click
 
 from ulpscope.analyze.chaos import FEWEST, Origin, place
-from ulpscope.cli.launch import WithCommand, launch
+from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.replay.drift_watch import DRIFT_VARIABLE
 from ulpscope.report.chaos import chaos_json, chaos_lines
 from ulpscope.store.tracks import Track, read_tracks
-
-_NOTHING = 4
 
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
@@ -36,18 +34,21 @@ def chaos(ctx: click.Context, learned: str | None, output: str | None, runs: int
     ulpscope chaos runs/chaos -- python train.py --device cuda   is this gap drift, or a bug?
 
     CMD must do the same each time it is run: fixed seeds and data. A nudge moves every weight of the first model that runs
-    to a neighbouring number before its first forward. Exit code: 0, 1 the gap is not chaos, 4 nothing was seen.
+    to a neighbouring number before its first forward. Exit code: 0, 1 the gap is not chaos, 3 CMD failed, so that not
+    all of it was seen, 4 nothing was seen.
     """
     command: list[str] | None = ctx.meta.get("command")
     if command is None:
         raise click.UsageError("chaos needs a command behind --", ctx)
     names = [" ".join(command)]
     if learned is None:
-        tracks, observed = _learn(command, output, runs), None
+        tracks, is_cut = _learn(command, output, runs)
+        observed = None
     else:
         if output is not None:
             raise click.UsageError("-o is for learning; LEARNED is only read", ctx)
-        tracks, observed = read_tracks(Path(learned)), _observe(command)
+        tracks = read_tracks(Path(learned))
+        observed, is_cut = _observe(command)
         names = [learned, *names]
     reference, nudged = tracks.get(0, {}), [track for run, track in sorted(tracks.items()) if run]
     if len(nudged) < FEWEST:
@@ -55,32 +56,32 @@ def chaos(ctx: click.Context, learned: str | None, output: str | None, runs: int
     found = place(reference, nudged, observed)
     if not found.drifts:
         click.echo("ulpscope: nothing to compare: no step has a loss or an output in all runs", err=True)
-        sys.exit(_NOTHING)
+        sys.exit(NOTHING)
     if form == "json":
         click.echo(json.dumps(chaos_json(found, runs=names), indent=1, sort_keys=True, allow_nan=False))
     else:
         click.echo("\n".join(chaos_lines(found, runs=names)))
-    sys.exit(1 if found.origin is Origin.BUG and not exit_zero else 0)
+    sys.exit(1 if found.origin is Origin.BUG and not exit_zero else CUT if is_cut else 0)
 
 
-def _learn(command: list[str], output: str | None, runs: int) -> dict[int, Track]:
+def _learn(command: list[str], output: str | None, runs: int) -> tuple[dict[int, Track], bool]:
+    """All runs, and whether the command failed in one of them."""
     with tempfile.TemporaryDirectory(prefix="ulpscope-chaos-") as scratch:
         folder = Path(output or scratch).resolve()
         if folder.exists() and any(folder.glob("track.*")):
             raise CaptureError(f"{output} holds earlier tracks; choose another folder")
-        for run in range(runs + 1):
-            _run(command, folder, run, seed=run or None)
-        return _read(folder)
+        codes = [_run(command, folder, run, seed=run or None) for run in range(runs + 1)]
+        return _read(folder), any(codes)
 
 
-def _observe(command: list[str]) -> Track:
+def _observe(command: list[str]) -> tuple[Track, bool]:
     with tempfile.TemporaryDirectory(prefix="ulpscope-chaos-") as scratch:
-        _run(command, Path(scratch), 0, seed=None)
-        return _read(Path(scratch))[0]
+        code = _run(command, Path(scratch), 0, seed=None)
+        return _read(Path(scratch))[0], bool(code)
 
 
-def _run(command: list[str], folder: Path, run: int, *, seed: int | None) -> None:
-    launch(command, DRIFT_VARIABLE, {"path": str(folder), "run": run, "seed": seed})
+def _run(command: list[str], folder: Path, run: int, *, seed: int | None) -> int:
+    return launch(command, DRIFT_VARIABLE, {"path": str(folder), "run": run, "seed": seed})
 
 
 def _read(folder: Path) -> dict[int, Track]:
@@ -88,4 +89,4 @@ def _read(folder: Path) -> dict[int, Track]:
         return read_tracks(folder)
     except DumpError:
         click.echo("ulpscope: nothing to judge: no model was seen to run", err=True)
-        sys.exit(_NOTHING)
+        sys.exit(NOTHING)

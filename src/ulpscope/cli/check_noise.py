@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ulpscope.cli.launch import WithCommand, launch
+from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
 from ulpscope.errors import CaptureError
 from ulpscope.replay.noise_watch import NOISE_VARIABLE
 from ulpscope.report.noise import noise_lines
@@ -47,7 +47,8 @@ def noise(
     ulpscope check noise --mode no_change -- python train.py     calls that do not repeat themselves
 
     A result is told if it changes by more than float64 says that the change of the input does, and rounding. CMD itself
-    computes what it always does. Exit code: 0 all is explained, 1 some is not.
+    computes what it always does. Exit code: 0 all is explained, 1 some is not, 3 all is until the
+    command failed, 4 no call was run twice.
     """
     command: list[str] | None = ctx.meta.get("command")
     if command is None or nothing is not None:
@@ -57,10 +58,16 @@ def noise(
         if (folder / OWN_FILE).exists():
             raise CaptureError(f"{output} holds an earlier check; choose another folder")
         options = {"path": str(folder), "mode": mode, "only": only, "steps": steps, "backward": backward}
-        launch(command, NOISE_VARIABLE, options)
+        code = launch(command, NOISE_VARIABLE, options)
+        is_seen = (folder / OWN_FILE).exists()
         rows = [row for row in read_rows(folder) if row.is_unexplained]
+    if not is_seen:
+        click.echo(
+            "ulpscope: nothing to check: no call was run twice, or none began with a forward of a module", err=True
+        )
+        sys.exit(NOTHING)
     if not quiet and form == "json":
         click.echo(json.dumps([asdict(row) for row in rows], indent=1))
     elif not quiet:
         click.echo("\n".join(noise_lines(rows)))
-    sys.exit(1 if rows else 0)
+    sys.exit(1 if rows else CUT if code else 0)

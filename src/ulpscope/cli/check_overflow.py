@@ -11,14 +11,12 @@ from typing import Any
 import click
 
 from ulpscope.capture.watch import OPTIONS_VARIABLE
-from ulpscope.cli.launch import WithCommand, launch
+from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
 from ulpscope.config import capture_config
 from ulpscope.errors import CaptureError
 from ulpscope.report.overflow import overflow_json, overflow_lines, summary_line
 from ulpscope.store.layout import find_places
 from ulpscope.store.reader import Dump, open_run
-
-_NOTHING = 4
 
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
@@ -39,7 +37,8 @@ def overflow(
     ulpscope check overflow -n -1 -- python train.py     lets it run to its end
     ulpscope check overflow runs/a                       what an earlier check kept (-o)
 
-    Exit code: 0 no call overflowed, 1 one did, 4 no call of torch was seen.
+    Exit code: 0 no call overflowed, 1 one did, 3 none did until the command failed or its recording ended, 4 no call of
+    torch was seen.
     """
     command: list[str] | None = ctx.meta.get("command")
     if (run is None) == (command is None):
@@ -52,14 +51,15 @@ def overflow(
         if output is not None and folder.is_dir() and find_places(folder):
             raise CaptureError(f"{output} holds an earlier run; choose another folder")
         options = {"path": str(folder), "overflows": number, "level": level, "sketch": False}
-        launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
-        sys.exit(_tell(folder, open_run(folder) if folder.is_dir() else [], form, quiet))
+        code = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
+        told = _tell(folder, open_run(folder) if folder.is_dir() and find_places(folder) else [], form, quiet)
+        sys.exit(told or (CUT if code else 0))
 
 
 def _tell(folder: Path, dumps: list[Dump], form: str, quiet: bool) -> int:
     if not dumps:
         click.echo("ulpscope: nothing to check: no call of torch was seen", err=True)
-        return _NOTHING
+        return NOTHING
     kept = [dump for dump in dumps if dump.manifest.config.get("overflows") is not None]
     if not kept:
         raise CaptureError(f"{folder} is a whole recording; `ulpscope check overflow -o DIR -- CMD` keeps overflows")
@@ -73,7 +73,10 @@ def _tell(folder: Path, dumps: list[Dump], form: str, quiet: bool) -> int:
         for each in found:
             click.echo("\n".join(overflow_lines(**each, ranks=ranks)) + "\n")
         click.echo(summary_line(len(found), notes))
-    return 1 if found else 0
+    cut = [dump for dump in kept if dump.ending != "complete"]
+    for dump in cut:
+        click.echo(f"ulpscope: step {dump.manifest.step} rank {dump.manifest.rank}: {dump.ending}", err=True)
+    return 1 if found else CUT if cut else 0
 
 
 def _found(dumps: list[Dump]) -> list[dict[str, Any]]:

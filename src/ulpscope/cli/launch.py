@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -17,6 +18,8 @@ from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.errors import CaptureError
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
+# Exit codes of every verb that runs a command: what was seen is not all, or there was nothing to see.
+CUT, NOTHING = 3, 4
 
 
 class WithCommand(click.Command):
@@ -34,6 +37,16 @@ class WithCommand(click.Command):
 
 def launch(command: list[str], variable: str, options: Mapping[str, Any]) -> int:
     """Runs the command to its end with the options in an environment variable, and tells an exit code that is not 0."""
+    # What the program prints is not the result of this command.
+    code = run(command, variable, options, stdout=sys.stderr)
+    if code:
+        how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code} ({_name_of(-code)})"
+        click.echo(f"ulpscope: the command {how}; this is what it did until then", err=True)
+    return code
+
+
+def run(command: list[str], variable: str, options: Mapping[str, Any], *, stdout: Any = None) -> int:
+    """The exit code of the command, negative for a signal. Whoever asks us to end asks the command."""
     environment = {
         **os.environ,
         variable: json.dumps(options),
@@ -41,10 +54,25 @@ def launch(command: list[str], variable: str, options: Mapping[str, Any]) -> int
         "PYTHONPATH": os.pathsep.join([str(_BOOTSTRAP), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     try:
-        # What the program prints is not the result of this command.
-        code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
+        child = subprocess.Popen(command, env=environment, stdout=stdout)
     except OSError as error:
         raise CaptureError(f"cannot run {command[0]}: {error.strerror}") from None
-    if code:
-        click.echo(f"ulpscope: the command ended with exit code {code}; this is what it did until then", err=True)
-    return code
+    forwarded = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda received, _: child.send_signal(received)) for number in forwarded]
+    try:
+        with child:
+            try:
+                return child.wait()
+            except BaseException:
+                child.kill()
+                raise
+    finally:
+        for number, handler in zip(forwarded, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has none
+        return "no name"

@@ -68,6 +68,12 @@ class Threads:
             if self.fast is not None:
                 self.fast.give(gate=self.gate)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: nobody is left who would give up the gate."""
+        self.gate = new_gate()
+        if self.fast is not None:
+            self.fast.give(gate=self.gate)
+
     def leave(self, state: ThreadState) -> None:
         state.busy = False
         self.gate.release()

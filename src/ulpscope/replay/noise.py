@@ -66,13 +66,22 @@ class NoiseConfig:
 
 
 class Noise:
-    """Runs the calls of this process twice; `emit` gets a row for each result that is not as it should be."""
+    """Runs the calls of this process twice; `emit` gets a row for each result that is not as it should be, and `first` is
+    told of the first call that is judged."""
 
-    def __init__(self, config: NoiseConfig, emit: Callable[[NoiseRow], None], *, model: Any = None) -> None:
+    def __init__(
+        self,
+        config: NoiseConfig,
+        emit: Callable[[NoiseRow], None],
+        *,
+        model: Any = None,
+        first: Callable[[], None] | None = None,
+    ) -> None:
         self.config = config
         self.current_step = 0
         self.started = False
         self._emit = emit
+        self._first = first
         self._models = models_of(model)
         self._pid = os.getpid()
         self._calls = _Calls()
@@ -163,6 +172,9 @@ class Noise:
         return Phase.BACKWARD if self.config.backward else Phase.FORWARD
 
     def judge(self, twice: Twice) -> None:
+        if self._first is not None:
+            self._first()
+            self._first = None
         function = f"{twice.call.kind}.{twice.call.name}"
         ratios = [
             1.0 if again is None else ratio(found, again, backward=twice.backward)

@@ -26,4 +26,4 @@ def begin_noise(options: dict[str, Any]) -> None:
         backward=options["backward"],
         steps=lambda step: step < steps,
     )
-    Noise(config, lambda row: file.add(own_line(row))).wait_for_forward()
+    Noise(config, lambda row: file.add(own_line(row)), first=lambda: file.add("")).wait_for_forward()

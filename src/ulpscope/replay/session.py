@@ -11,6 +11,7 @@ or the long form: `Ledger(path).start() ... step() ... stop()`. Two ledgers are 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ from ulpscope.frameworks.torch.replay_probe import ReplayProbe, in_torch, models
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.replay.calls import CallNames
 from ulpscope.store.ledger import LedgerWriter, ledger_path
+
+log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -119,6 +122,7 @@ class Ledger:
     def _add(self, fields: dict[str, Any]) -> None:
         if os.getpid() != self._pid:  # a fork: the file belongs to its parent
             self._calls.active = False
+            log.warning("process %d is a fork, and its kernels are not judged: the ledger is its parent's", os.getpid())
             return
         if self._writer is None:
             self._writer = self._open()

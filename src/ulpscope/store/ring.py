@@ -15,9 +15,12 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from ulpscope.errors import RUN_OUT, cannot
+
 MAGIC = b"ulpring1"
 HEADER = struct.Struct("<8sQQQ")
 DATA = 4096
+_SMALLEST = 64 << 10
 _COUNTS = slice(16, 32)  # of the header: `head` and `taken`
 
 
@@ -142,6 +145,28 @@ def _reserve(descriptor: int, size: int) -> None:
     block = bytes(1 << 20)
     for start in range(0, size, len(block)):
         os.pwrite(descriptor, block[: min(len(block), size - start)], start)
+
+
+def largest_ring(path: Path, capacity: int) -> Ring:
+    """A ring of that capacity, or of what there is room for: the program waits more often, and what fits is recorded."""
+    while True:
+        try:
+            return Ring(path, capacity)
+        except OSError as error:
+            if error.errno not in RUN_OUT or capacity < 4 * _SMALLEST:
+                raise
+            capacity //= 4
+
+
+def require_room(folder: Path, *capacities: int) -> None:
+    """Raises CaptureError where a folder has no room for rings of such capacities, all at once."""
+    try:
+        with contextlib.ExitStack() as rings:
+            for number, capacity in enumerate(capacities):
+                ring = Ring(folder / f".ulpscope.{os.getpid()}.{number}", capacity)
+                rings.callback(ring.close, keep=False)
+    except OSError as error:
+        raise cannot(f"reserve {sum(capacities) >> 20} MB in {folder} for the queues of a process", error) from error
 
 
 def left_in(path: Path) -> tuple[int, bytes]:

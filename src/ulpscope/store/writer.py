@@ -14,6 +14,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -25,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ulpscope import native
-from ulpscope.errors import CaptureError, FolderTakenError
+from ulpscope.errors import CaptureError, FolderTakenError, cannot
 from ulpscope.own_threads import Job, NoThreadError, OwnThread, here
 from ulpscope.store import layout
 from ulpscope.store.frames import Frames, file_frames, write_all
-from ulpscope.store.ring import DATA, Ring, beside_streams
+from ulpscope.store.ring import DATA, Ring, beside_streams, largest_ring
 from ulpscope.store.tables import CALL_ROW, NONE64, UNKNOWN
 
 log = logging.getLogger(__name__)
@@ -96,9 +97,11 @@ class DumpWriter:
 
     def _open(self, folder: Path, manifest: dict[str, Any]) -> None:
         self._reset()
+        is_made = False
         try:
             with beside_streams():
                 folder.mkdir(parents=True)
+                is_made = True
                 self._leave_place()
                 with contextlib.suppress(OSError, AttributeError):
                     self._place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -115,8 +118,11 @@ class DumpWriter:
             ) from None
         except OSError as error:
             self._leave_place()
-            place = f" ({error.filename})" if error.filename else ""
-            raise CaptureError(f"cannot write into {folder}: {error.strerror}{place}; choose another folder") from error
+            if is_made:  # what is half made would read as a dump of a program that is still running
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    folder.parent.rmdir()
+            raise cannot(f"write into {folder}", error) from error
         self._folder = folder
 
     def _make_files(self, folder: Path) -> None:
@@ -222,6 +228,19 @@ class DumpWriter:
             self._say(folder, manifest if not self.failure else {**manifest, "state": "incomplete"})
         except OSError as error:
             self._fail(f"could not write {folder / layout.MANIFEST}: {error.strerror}")
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: files, rings and jobs are those of its parent. What still comes of a call that was under way at the
+        fork goes nowhere, and no lock is waited for, which a thread of the parent may have held."""
+        self.frames.attach(None)
+        self.journal = self.payloads = self._folder = self._last_job = None
+        self._lock = threading.Lock()
+        self._close_files()
+
+    @property
+    def capacities(self) -> list[int]:
+        """Of its queues, where there is room for them."""
+        return [JOURNAL_BYTES, *([self._payload_bytes] if self._payload_bytes else [])]
 
     @property
     def is_open(self) -> bool:
@@ -460,7 +479,7 @@ class DumpWriter:
                 return ring
             except OSError:
                 ring.close(keep=False)  # its file was deleted under us; the mapping alone would not survive a kill
-        return Ring(path, capacity)
+        return largest_ring(path, capacity)
 
     def _fail(self, why: str) -> None:
         if self.failure is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 from pathlib import Path
 from types import EllipsisType
@@ -67,6 +68,7 @@ class PrecisionDebugger:
         _settle_randomness(config)
         self._capture = self._make_capture(model) if config.task != "free_benchmark" else FreeBenchmark(config, model)
         self._written: dict[Path, int] = {}
+        self._pid = os.getpid()
         self._loader: LoaderWatch | None = None
         self._last = config.last_step
         self._idle = ""
@@ -149,7 +151,10 @@ class PrecisionDebugger:
     def _write(self, folder: Path, finished: bool) -> None:
         """Writes msprobe's files from ours when they are due, each time as a whole; ours go when the step is over."""
         dump = Dump(folder)
-        target = Path(self.config.dump_path) / folder.parent.name / folder.name
+        own = (
+            folder.name if os.getpid() == self._pid else f"proc{os.getpid()}"
+        )  # of a forked child, as msprobe names it
+        target = Path(self.config.dump_path) / folder.parent.name / own
         if self._written.get(target) != len(dump):
             self._replace(dump.manifest.rank, target)
             write_msprobe(
@@ -167,10 +172,11 @@ class PrecisionDebugger:
                     above.rmdir()
 
     def _replace(self, rank: int, target: Path) -> None:
-        """A dump into the same folder replaces the one before, as the manual says: whole runs, never a mixture."""
+        """A dump into the same folder replaces the one before, as the manual says: whole runs, never a mixture. A forked child
+        is part of its parent's run."""
         earlier = (
             [target]
-            if self._written
+            if self._written or os.getpid() != self._pid
             else [place.folder for place in layout.find_places(Path(self.config.dump_path)) if place.rank == rank]
         )
         for folder in earlier:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -105,7 +106,8 @@ def environment() -> dict[str, Any]:
     """The environment of the run, for the manifest."""
     devices = ["cpu"]
     if torch.cuda.is_available():
-        devices += [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        with contextlib.suppress(RuntimeError):  # a forked child may not ask for the devices that its parent uses
+            devices += [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "versions": {
             "python": platform.python_version(),
