@@ -10,6 +10,28 @@ from torch import Tensor
 _ENORMOUS = 1 << 32
 
 
+def untouchable(value: Tensor) -> str | None:
+    """Why a tensor must not be asked for a number, if so: its sizes may be symbols, of which each number that is asked for becomes
+    a constant of the graph that is being traced."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return "inside a torch.func transform (vmap, grad): no memory of its own"
+    if torch._is_functional_tensor(value):
+        return "a functional tensor: being traced"
+    name = type(value).__name__
+    if name in ("FakeTensor", "FunctionalTensor"):
+        return f"a {name}: traced, not computed"
+    if value.is_meta:
+        return "a meta tensor: it has no data"
+    if not value.is_nested and has_symbols(value):
+        return "its sizes are symbols: traced, not computed"
+    return None
+
+
+def has_symbols(value: Tensor) -> bool:
+    """Whether a size of a tensor that is not nested is no number."""
+    return any(type(size) is not int for size in value.shape)
+
+
 def is_enormous(value: Tensor) -> bool:
     """Whether a view has more elements than anybody can read: one number expanded to a trillion costs nothing to make."""
     return value.numel() > _ENORMOUS and value.layout is torch.strided and 0 in value.stride()
@@ -25,15 +47,10 @@ def unexpanded(value: Tensor) -> Tensor:
 
 def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
     """A plain tensor that stands for an odd one and what must be said of it; or a reason instead of the tensor."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return "inside a torch.func transform (vmap, grad): no memory of its own", {}
-    if torch._is_functional_tensor(value):
-        return "a functional tensor: being traced", {}
+    reason = untouchable(value)
+    if reason is not None:
+        return reason, {}
     name = type(value).__name__
-    if name in ("FakeTensor", "FunctionalTensor"):
-        return f"a {name}: traced, not computed", {}
-    if value.is_meta:
-        return "a meta tensor: it has no data", {}
     local = getattr(value, "_local_tensor", None)
     if name == "DTensor" and isinstance(local, Tensor):
         extra = {"placements": [str(item) for item in value.placements], "local_shape": list(local.shape)}  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.torch.cuda_gauge import is_capturing
-from ulpscope.frameworks.torch.dense import dense_form, is_enormous, unexpanded
+from ulpscope.frameworks.torch.dense import dense_form, is_enormous, unexpanded, untouchable
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_INF, HAS_NAN, Answer, DeviceAnswers
 from ulpscope.frameworks.torch.summary import is_wrapped
 from ulpscope.frameworks.torch.tensors import Unrecordable
@@ -59,10 +59,12 @@ class TorchFiniteness:
 
     def place(self, value: Any) -> tuple[int, int] | None:
         """The memory of a tensor on a device that answers later: where it begins and how long it is. None for any other."""
-        if not isinstance(value, Tensor) or value.is_cpu or value.layout is not torch.strided or value.is_meta:
+        if not isinstance(value, Tensor) or value.is_cpu or value.layout is not torch.strided:
             return None
         with torch._C.DisableTorchFunction():
             try:
+                if untouchable(value) is not None:
+                    return None
                 storage = value.untyped_storage()
                 return storage.data_ptr(), storage.nbytes()
             except (RuntimeError, NotImplementedError):
@@ -103,6 +105,9 @@ class TorchFiniteness:
             return Unrecordable("torch.Tensor", "overwritten by the call: a wrapper without memory of its own")
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
             try:
+                reason = untouchable(value)
+                if reason is not None:
+                    return Unrecordable("torch.Tensor", f"overwritten by the call: {reason}")
                 plain = value.detach()
                 return unexpanded(plain).clone().expand(plain.shape) if is_enormous(plain) else plain.clone()
             except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -174,8 +179,8 @@ def _room(device: torch.device) -> int:
 def _dense(value: Tensor) -> tuple[Tensor | None, Any]:
     """Memory that torch can sum: of a device it is left where it is, of an odd tensor a plain one stands for it."""
     plain = type(value) is torch.nn.Parameter or type(value) is Tensor
-    if plain and value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return (None if value.is_meta else value.detach()), None
+    if plain and value.layout is torch.strided:
+        return (value.detach() if untouchable(value) is None else None), None
     dense, extra = dense_form(value)
     return (dense if isinstance(dense, Tensor) else None), extra
 

@@ -25,7 +25,7 @@ from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import direct, names, tensors
 from ulpscope.frameworks.torch.cuda_gauge import IN_GRAPH, CudaGauge, Plan, is_capturing
-from ulpscope.frameworks.torch.dense import dense_form, is_enormous
+from ulpscope.frameworks.torch.dense import dense_form, has_symbols, is_enormous
 from ulpscope.frameworks.torch.names import Api
 from ulpscope.frameworks.torch.tensors import Path, Unrecordable
 
@@ -327,7 +327,7 @@ class TorchMeasurer:
     def _new_meta(self, key: Any, value: Tensor) -> _Meta:
         meta = _Meta()
         dtype = _CODES.get(value.dtype)
-        shape = tuple(int(size) for size in value.shape)
+        shape = tuple(value.shape)
         contiguous = value.is_contiguous()
         on_device = value.is_cuda
         meta.plain = dtype is not None and value.layout is torch.strided and (on_device or value.device.type == "cpu")
@@ -448,9 +448,12 @@ def _describe(value: Tensor) -> dict[str, Any]:
         facts["shape"] = [size if type(size) is int else -1 for size in _nested_shape(value)]
         facts["ragged"] = True
         return facts
-    facts["shape"] = [int(size) for size in value.shape]
+    if has_symbols(value):
+        # Told as they are called: each number that is asked for becomes a constant of the graph that is being traced.
+        return {**facts, "symbols": [size if type(size) is int else str(size) for size in value.shape]}
+    facts["shape"] = list(value.shape)
     if value.layout is torch.strided:
-        facts["stride"] = [int(step) for step in value.stride()]
+        facts["stride"] = list(value.stride())
     else:
         facts["layout"] = str(value.layout)
     return facts
