@@ -82,7 +82,7 @@ class TorchFiniteness:
 
     def _in_tensor(self, value: Tensor) -> int | Answer:
         if type(value) is not Tensor or value.layout is not torch.strided or not value.is_cpu or is_wrapped(value):
-            dense, _ = _dense(value)
+            dense = _dense(value)
             if dense is None:
                 return FINITE
             value = dense
@@ -176,13 +176,13 @@ def _room(device: torch.device) -> int:
         return _ROOM
 
 
-def _dense(value: Tensor) -> tuple[Tensor | None, Any]:
+def _dense(value: Tensor) -> Tensor | None:
     """Memory that torch can sum: of a device it is left where it is, of an odd tensor a plain one stands for it."""
     plain = type(value) is torch.nn.Parameter or type(value) is Tensor
     if plain and value.layout is torch.strided:
-        return (value.detach() if untouchable(value) is None else None), None
-    dense, extra = dense_form(value)
-    return (dense if isinstance(dense, Tensor) else None), extra
+        return value.detach() if untouchable(value) is None else None
+    dense = dense_form(value).values
+    return dense if isinstance(dense, Tensor) else None
 
 
 def _in_scalar(value: Any) -> int:
