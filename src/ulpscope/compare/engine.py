@@ -45,6 +45,8 @@ _TWO_FORMATS = (
     "%s and %s have sketches of two formats, which cannot be compared: statistics decide, which do not see moved values; "
     "record both with one version of ulpscope"
 )
+# That the elements agree proves nothing then.
+_PARTLY = "its indices, offsets or scales are not in the dump: an older ulpscope wrote it"
 # Calls that wait for their elements, and contrasts kept for the calls that use the same payloads again.
 _WINDOW = 64
 _KEPT = 4096
@@ -167,10 +169,14 @@ class _Pairs:
             verdict = Verdict(Level.FAIL, (Code.SHAPE,), text)
             rounding = rounding_of(left, right)
             return Comparison(match, right.slot, left, right, Evidence.NOTHING, verdict, math.inf, rounding)
-        if left.extra or right.extra or left.parts or right.parts:
+        if left.extra or right.extra:  # as all odd tensors have
             form = self._form(match, left, right)
             if form is not None:
                 return form
+        return self._alike(match, left, right)
+
+    def _alike(self, match: Match, left: Value, right: Value) -> _Draft | Comparison:
+        """Of two tensors of one shape."""
         if self._elements and left.payload is not None and right.payload is not None:
             return _Draft(match, left, right, self._contrast(left, right))
         sketch = None
@@ -188,14 +194,19 @@ class _Pairs:
             verdict = Verdict(Level.FAIL, (Code.DIFFERENT,), told)
             return Comparison(match, right.slot, left, right, Evidence.NOTHING, verdict, math.inf, rounding)
         for (name, ours), (_, theirs) in zip(left.parts, right.parts, strict=False):
-            draft = self.draft(match, ours, theirs)
-            found = draft if isinstance(draft, Comparison) else _read_through(draft)
+            found = _read(self.draft(match, ours, theirs))
             if found.verdict.level in (Level.FAIL, Level.UNKNOWN):
                 fails = found.verdict.level is Level.FAIL
                 text = f"other {name}" if fails else f"{name}: {found.verdict.text}"
                 verdict, error = Verdict(found.verdict.level, found.verdict.codes, text), math.inf if fails else None
                 return Comparison(match, right.slot, left, right, found.evidence, verdict, error, rounding)
-        return None
+        if not is_partly_known(left) and not is_partly_known(right):
+            return None
+        found = _read(self._alike(match, left, right))
+        if found.verdict.level not in (Level.PASS, Level.WARN):
+            return found
+        verdict = Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), _PARTLY)
+        return replace(found, evidence=Evidence.NOTHING, verdict=verdict, error=None)
 
     def _sketched(self, left: Value, right: Value) -> float | None:
         if left.checksum is not None and left.checksum == right.checksum:
@@ -221,20 +232,12 @@ class _Pairs:
 
 def _finished(waiting: tuple[Match, Sequence[_Draft | Comparison]]) -> CallComparison:
     match, drafts = waiting
-    values = [_sure(each if isinstance(each, Comparison) else _read_through(each)) for each in drafts]
+    values = [each if isinstance(each, Comparison) else _read_through(each) for each in drafts]
     return _call_comparison(match, tuple(values))
 
 
-def _sure(found: Comparison) -> Comparison:
-    """The same, but for odd tensors of which a dump holds the elements alone: that these agree proves nothing."""
-    left, right = found.reference, found.target
-    if left is None or right is None or found.verdict.level not in (Level.PASS, Level.WARN):
-        return found
-    if not ((left.extra and is_partly_known(left)) or (right.extra and is_partly_known(right))):
-        return found
-    why = "its indices, offsets or scales are not in the dump: an older ulpscope wrote it"
-    verdict = Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), why)
-    return replace(found, evidence=Evidence.NOTHING, verdict=verdict, error=None)
+def _read(each: _Draft | Comparison) -> Comparison:
+    return each if isinstance(each, Comparison) else _read_through(each)
 
 
 def _read_through(draft: _Draft) -> Comparison:

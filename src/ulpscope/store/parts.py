@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
-from ulpscope.records import Value
+from ulpscope.records import Payload, Slot, Summary, Value
+from ulpscope.store.tables import NONE32
+
+Measured = tuple[Summary | None, int | None, Payload | None]
 
 _SCALING = ("scale", "zero_point", "axis")
+
+
+def parts_of(told: dict[str, Any], slot: Slot, measured: Callable[[int], Measured]) -> tuple[tuple[str, Value], ...]:
+    """The parts that a text of a dump names; `measured` reads the row of one."""
+    found = []
+    for name, about in told.items():
+        number, dtype, shape = about["measure"], str(about["dtype"]), tuple(about["shape"])
+        stats, checksum, payload = (None, None, None) if number == NONE32 else measured(number)
+        known = None if stats is checksum is payload is None else number
+        value = Value(
+            slot, "torch.Tensor", dtype, shape, stats=stats, checksum=checksum, payload=payload, measure=known
+        )
+        found.append((name, value))
+    return tuple(found)
 
 
 def with_parts(checksum: int | None, parts: tuple[tuple[str, Value], ...], extra: dict[str, Any]) -> int | None:

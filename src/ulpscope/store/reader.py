@@ -22,7 +22,7 @@ from ulpscope.naming import call_text, parse_call
 from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Summary, ToldStats, Value
 from ulpscope.store import layout
 from ulpscope.store.mapped import StoredBits
-from ulpscope.store.parts import with_parts
+from ulpscope.store.parts import parts_of, with_parts
 from ulpscope.store.ring import left_in
 from ulpscope.store.tables import (
     CALL,
@@ -228,13 +228,15 @@ class Dump:
             stats, checksum, payload = (None, None, None) if measure == NONE32 else self._measured(measure)
             if note == NONE32:
                 scalar = error = None
-                extra, told = extra.copy(), {}
+                extra = extra.copy()
             else:
                 text = self._string(note)
                 scalar, error, extra = text.get("value"), text.get("error"), extra | text.get("extra", {})
-                told = text.get("parts", {})
-            parts = self._value_parts(place, told) if told else ()
-            checksum = with_parts(checksum, parts, extra)
+            parts: tuple[tuple[str, Value], ...] = ()
+            if extra:
+                if note != NONE32 and "parts" in text:
+                    parts = parts_of(text["parts"], place, self._measured)
+                checksum = with_parts(checksum, parts, extra)
             number = None if measure == NONE32 else measure
             if number is not None and stats is None and self._measure_rows[number][10] & PENDING:
                 number, error = None, _UNANSWERED
@@ -257,18 +259,6 @@ class Dump:
             )
         except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             raise DumpError(f"{self.folder / layout.VALUES}: a value is damaged ({error})") from error
-
-    def _value_parts(self, slot: Slot, told: dict[str, Any]) -> tuple[tuple[str, Value], ...]:
-        found: list[tuple[str, Value]] = []
-        for name, about in told.items():
-            number, dtype, shape = about["measure"], str(about["dtype"]), tuple(about["shape"])
-            stats, checksum, payload = (None, None, None) if number == NONE32 else self._measured(number)
-            known = stats is not None or checksum is not None or payload is not None
-            found.append((name, Value(
-                slot, "torch.Tensor", dtype, shape, stats=stats, checksum=checksum, payload=payload,
-                measure=number if known else None,
-            )))  # fmt: skip
-        return tuple(found)
 
     def _measured(self, number: int) -> tuple[Summary | None, int | None, Payload | None]:
         if number >= len(self._measures):

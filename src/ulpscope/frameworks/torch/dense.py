@@ -134,7 +134,7 @@ def _masked(data: Tensor, mask: Tensor) -> Dense:
     if data.layout is not torch.strided:
         return Dense("a masked tensor of another layout")
     return _with_parts(
-        torch.where(mask, data, torch.zeros((), dtype=data.dtype, device=data.device)), {}, {"mask": mask}
+        torch.where(mask, data, torch.zeros((), dtype=data.dtype, device=data.device)), {"masked": True}, {"mask": mask}
     )
 
 
