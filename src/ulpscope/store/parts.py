@@ -20,7 +20,7 @@ def parts_of(told: dict[str, Any], slot: Slot, measured: Callable[[int], Measure
     for name, about in told.items():
         number, dtype, shape = about["measure"], str(about["dtype"]), tuple(about["shape"])
         stats, checksum, payload = (None, None, None) if number == NONE32 else measured(number)
-        known = None if stats is checksum is payload is None else number
+        known = None if stats is None and checksum is None and payload is None else number
         value = Value(
             slot, "torch.Tensor", dtype, shape, stats=stats, checksum=checksum, payload=payload, measure=known
         )
