@@ -502,6 +502,7 @@ static PyMethodDef functions[] = {
     {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
     {"learn_stack", learn_stack, METH_O, "Whether the mode on top of the stack can be found, taken off and put on without Python."},
     {"build_doors", build_doors, METH_VARARGS, "Makes ready for functions and attributes of torch to begin here; how many of each, and of how many it is known what they tell."},
+    {"watch_foreign", watch_foreign, METH_VARARGS, "More functions that take tensors, ranges of memory that may be written, and who is told of a call of any, with its arguments, when it has ended, or None; gives those that cannot be watched."},
     {"open_doors", open_doors, METH_O, "Which of them do: 0 none, 1 those of which that is known, 2 all."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
     {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},

@@ -295,6 +295,7 @@ int is_let_through(const Mode *, const ApiFacts *);
 void meet_mode(State *, PyObject *func, PyObject *args, PyObject *kwargs, int is_silent);
 PyObject *build_doors(PyObject *module, PyObject *args);
 PyObject *open_doors(PyObject *module, PyObject *wanted);
+PyObject *watch_foreign(PyObject *module, PyObject *args);
 
 /* Of _taps_gate.c. */
 int gate_take(struct Gate *);

@@ -262,16 +262,21 @@ static int build_door(PyObject *object) {
     else if (!strncmp(table->ml_name, "__", 2)) d->sign = PyUnicode_InternFromString(table->ml_name);
     return PyErr_Occurred() ? -1 : 0;
 }
+/* Whether all of it lies in one of the ranges; -1 after an error. */
+static int is_inside(const void *place, size_t size, PyObject *ranges) {
+    for (Py_ssize_t at = 0; at < PyList_Size(ranges); at++) {
+        unsigned long long from, to;
+        if (!PyArg_ParseTuple(PyList_GetItem(ranges, at), "KK", &from, &to)) return -1;
+        if ((uint64_t)(uintptr_t)place >= from && (uint64_t)(uintptr_t)place + size <= to) return 1;
+    }
+    return 0;
+}
 /* Only where its table may be written: ranges of such memory are given. */
 static int build_attribute(PyObject *object, PyObject *ranges) {
     if (attribute_count == MOST_ATTRIBUTES || Py_TYPE(object) != &PyGetSetDescr_Type) return 0;
     PyGetSetDef *place = table_of(object, DESCRIPTOR_TABLE);
-    int writable = 0;
-    for (Py_ssize_t at = 0; !writable && at < PyList_Size(ranges); at++) {
-        unsigned long long from, to;
-        if (!PyArg_ParseTuple(PyList_GetItem(ranges, at), "KK", &from, &to)) return -1;
-        writable = (uint64_t)(uintptr_t)place >= from && (uint64_t)(uintptr_t)(place + 1) <= to;
-    }
+    int writable = is_inside(place, sizeof *place, ranges);
+    if (writable < 0) return -1;
     if (writable && place->get) attributes[attribute_count++] = (Attribute){place, place->get, place->set, place->closure, {UNMET, UNMET}};
     return 0;
 }
@@ -304,4 +309,65 @@ PyObject *open_doors(PyObject *module, PyObject *wanted) {
     if (PyErr_Occurred()) return NULL;
     if (which != open_now) set_doors(open_now, 0), set_doors(which, 1), open_now = which;
     Py_RETURN_NONE;
+}
+
+/* --- functions of others ----------------------------------------------------------------------------------------- */
+
+/* What takes tensors and is not torch's: while somebody asks for it, he is told of each call when it has ended. */
+static Table foreign_at;
+static PyObject *foreign, *foreign_told; /* the list of them, and who is told, or NULL */
+
+static PyObject *come_foreign(PyObject *object, PyObject *const *args, size_t counted, PyObject *names) {
+    Made made = {args, (Py_ssize_t)(counted << 1 >> 1), names};
+    PyMethodDef *table = table_of(object, FUNCTION_TABLE);
+    uint64_t *at = table_find(&foreign_at, (uint64_t)object, 0, 0);
+    if (!at) return PyErr_SetString(PyExc_SystemError, "a function that is not known"), NULL;
+    Door door = {.object = object, .self = PyCFunction_GetSelf(object)};
+    memcpy(&door.before, at, sizeof door.before), memcpy(&door.original, &table->ml_meth, sizeof door.original);
+    PyObject *told = Py_XNewRef(foreign_told), *result = call_as_before(&door, &made), *kind, *error, *trace, *all, *done = NULL;
+    if (!told) return result;
+    PyErr_Fetch(&kind, &error, &trace); /* one that raised may have written all the same */
+    if ((all = tuple_of(args, made.count + named_count(&made)))) done = PyObject_CallFunctionObjArgs(told, all, NULL);
+    Py_XDECREF(all), Py_XDECREF(done), Py_DECREF(told);
+    if (done) return PyErr_Restore(kind, error, trace), result;
+    Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(trace), Py_XDECREF(result); /* a newer one has come */
+    return NULL;
+}
+/* Bytecode that has met a function often calls the code in its table, if that says no more than how its arguments are given: a
+ * word more, which means nothing here, makes it ask the function again. */
+static void set_foreign(int open) {
+    for (Py_ssize_t i = 0; foreign && i < PyList_Size(foreign); i++) {
+        PyObject *object = PyList_GetItem(foreign, i);
+        PyMethodDef *table = table_of(object, FUNCTION_TABLE);
+        Vector before;
+        memcpy(&before, table_find(&foreign_at, (uint64_t)object, 0, 0), sizeof before);
+        set_vector(object, open ? come_foreign : before);
+        if (before) table->ml_flags = open ? table->ml_flags | METH_COEXIST : table->ml_flags & ~METH_COEXIST;
+    }
+}
+/* 1 if it can be watched, 0 if not, -1 after an error. */
+static int add_foreign(PyObject *object, PyObject *ranges) {
+    if (!PyCFunction_CheckExact(object)) return 0;
+    if (table_find(&foreign_at, (uint64_t)object, 0, 0)) return 1;
+    PyMethodDef *table = table_of(object, FUNCTION_TABLE);
+    uint64_t before = word_of(object, VECTOR);
+    int can = before ? !(table->ml_flags & METH_COEXIST) : (table->ml_flags & ~METH_STATIC) == (METH_VARARGS | METH_KEYWORDS);
+    if (can && before) can = is_inside(table, sizeof *table, ranges);
+    if (can <= 0) return can;
+    return table_put(&foreign_at, (uint64_t)object, 0, 0, before) || PyList_Append(foreign, object) ? -1 : 1;
+}
+/* More of them, which stay known, where memory may be written, and who is told from now on, or None; gives those that cannot be watched. */
+PyObject *watch_foreign(PyObject *module, PyObject *args) {
+    PyObject *functions, *ranges, *told;
+    if (!PyArg_ParseTuple(args, "O!O!O", &PyList_Type, &functions, &PyList_Type, &ranges, &told)) return NULL;
+    if (!foreign && !(foreign = PyList_New(0))) return NULL;
+    PyObject *left = PyList_New(0);
+    set_foreign(0);
+    for (Py_ssize_t at = 0; left && at < PyList_Size(functions); at++) {
+        int can = add_foreign(PyList_GetItem(functions, at), ranges);
+        if (can < 0 || (!can && PyList_Append(left, PyList_GetItem(functions, at)))) Py_CLEAR(left);
+    }
+    set_ref(&foreign_told, left && told != Py_None ? Py_NewRef(told) : NULL);
+    set_foreign(foreign_told != NULL);
+    return left;
 }

@@ -179,7 +179,9 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One argument or result without its elements. `error` says why something could not be measured."""
+    """One argument or result without its elements. `error` says why something could not be measured. `parts` are other tensors
+    without which its elements mean nothing, by name: the indices of a sparse one, the offsets of a ragged one. The checksum covers
+    them."""
 
     slot: Slot
     type: str
@@ -195,6 +197,7 @@ class Value:
     measure: int | None = None
     error: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    parts: tuple[tuple[str, Value], ...] = ()
 
     @property
     def is_tensor(self) -> bool:

@@ -12,6 +12,7 @@ from integration.runs import Build, seed
 from integration.test_models_unchanged import PROGRAMS
 from ulpscope import taps
 from ulpscope.naming import call_text, slot_text
+from ulpscope.records import Value
 
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 
@@ -30,12 +31,16 @@ def recorded(build: Build, path: Path, level: str, **options: Any) -> list[tuple
             dataclasses.replace(call, values=(), stack=None),
             [(frame.line, frame.function) for frame in dump.stack(call)],
             [
-                (slot_text(value.slot), dataclasses.replace(value, measure=None, payload=None, extra={}))
+                (slot_text(value.slot), *(without_places(each) for each in (value, *(part for _, part in value.parts))))
                 for value in call.values
             ],
         )
         for call in dump.calls()
     ]
+
+
+def without_places(value: Value) -> Value:
+    return dataclasses.replace(value, measure=None, payload=None, extra={}, parts=())
 
 
 @pytest.mark.parametrize("level", ["op", "module"])

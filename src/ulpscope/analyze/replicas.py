@@ -137,6 +137,10 @@ def _of(dump: Dump, call: CallRecord, role: Role, key: Key, members: tuple[int, 
 
 
 def _evidence(dump: Dump, value: Value) -> Hashable:
+    return _evidence_alone(dump, value), tuple(_evidence_alone(dump, part) for _, part in value.parts)
+
+
+def _evidence_alone(dump: Dump, value: Value) -> Hashable:
     if value.checksum is not None:
         return value.dtype, value.shape, value.checksum
     sketch = dump.sketch(value)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import attrgetter, is_
 from pathlib import Path
@@ -25,6 +25,8 @@ from ulpscope.compare.reading import Pending, Reading
 from ulpscope.compare.runs import pair_runs, warn_of_one
 from ulpscope.compare.verdict import (
     elements_error,
+    is_partly_known,
+    other_form,
     rounding_of,
     scalar_verdict,
     statistics_error,
@@ -43,6 +45,8 @@ _TWO_FORMATS = (
     "%s and %s have sketches of two formats, which cannot be compared: statistics decide, which do not see moved values; "
     "record both with one version of ulpscope"
 )
+# That the elements agree proves nothing then.
+_PARTLY = "its indices, offsets or scales are not in the dump: an older ulpscope wrote it"
 # Calls that wait for their elements, and contrasts kept for the calls that use the same payloads again.
 _WINDOW = 64
 _KEPT = 4096
@@ -166,6 +170,14 @@ class _Pairs:
             verdict = Verdict(Level.FAIL, (Code.SHAPE,), text)
             rounding = rounding_of(left, right)
             return Comparison(match, right.slot, left, right, Evidence.NOTHING, verdict, math.inf, rounding)
+        if left.extra or right.extra:  # as all odd tensors have
+            form = self._form(match, left, right)
+            if form is not None:
+                return form
+        return self._alike(match, left, right)
+
+    def _alike(self, match: Match, left: Value, right: Value) -> _Draft | Comparison:
+        """Of two tensors of one shape."""
         if self._elements and left.payload is not None and right.payload is not None:
             return _Draft(match, left, right, self._contrast(left, right))
         lost = ""
@@ -178,6 +190,28 @@ class _Pairs:
             except DumpError as error:
                 lost = str(error)
         return _by_the_rest(match, left, right, sketch, lost)
+
+    def _form(self, match: Match, left: Value, right: Value) -> Comparison | None:
+        """The comparison of two odd tensors that are not made alike: what their elements are says nothing then."""
+        rounding = rounding_of(left, right)
+        told = other_form(left, right)
+        if told and not is_partly_known(left) and not is_partly_known(right):
+            verdict = Verdict(Level.FAIL, (Code.DIFFERENT,), told)
+            return Comparison(match, right.slot, left, right, Evidence.NOTHING, verdict, math.inf, rounding)
+        for (name, ours), (_, theirs) in zip(left.parts, right.parts, strict=False):
+            found = _read(self.draft(match, ours, theirs))
+            if found.verdict.level in (Level.FAIL, Level.UNKNOWN):
+                fails = found.verdict.level is Level.FAIL
+                text = f"other {name}" if fails else f"{name}: {found.verdict.text}"
+                verdict, error = Verdict(found.verdict.level, found.verdict.codes, text), math.inf if fails else None
+                return Comparison(match, right.slot, left, right, found.evidence, verdict, error, rounding)
+        if not is_partly_known(left) and not is_partly_known(right):
+            return None
+        found = _read(self._alike(match, left, right))
+        if found.verdict.level not in (Level.PASS, Level.WARN):
+            return found
+        verdict = Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), _PARTLY)
+        return replace(found, evidence=Evidence.NOTHING, verdict=verdict, error=None)
 
     def _sketched(self, left: Value, right: Value) -> float | None:
         if left.checksum is not None and left.checksum == right.checksum:
@@ -205,6 +239,10 @@ def _finished(waiting: tuple[Match, Sequence[_Draft | Comparison]]) -> CallCompa
     match, drafts = waiting
     values = [each if isinstance(each, Comparison) else _read_through(each) for each in drafts]
     return _call_comparison(match, tuple(values))
+
+
+def _read(each: _Draft | Comparison) -> Comparison:
+    return each if isinstance(each, Comparison) else _read_through(each)
 
 
 def _read_through(draft: _Draft) -> Comparison:

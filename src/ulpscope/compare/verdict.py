@@ -82,6 +82,33 @@ def _statistics_error(
     return worst
 
 
+# What an odd tensor is besides its elements, and what says that there is more to know of it.
+_FORM = ("ragged", "nnz", "stored_shape", "quantized", "scale", "zero_point", "axis", "placements", "local_shape")
+_MORE = frozenset(("ragged", "nnz", "quantized"))
+
+
+def other_form(reference: Value, target: Value) -> str:
+    """In what two odd tensors differ besides their elements, in words; empty where in nothing."""
+    for name in _FORM:
+        ours, theirs = reference.extra.get(name), target.extra.get(name)
+        if ours != theirs and not _is_rounding(ours, theirs):
+            return f"{name} {_short(ours)} in the reference, {_short(theirs)} in the target"
+    names = [[name for name, _ in value.parts] for value in (reference, target)]
+    return "" if names[0] == names[1] else f"stored by other parts: {_short(names[0])}, {_short(names[1])}"
+
+
+def is_partly_known(value: Value) -> bool:
+    """Whether a tensor was recorded without something that belongs to it, as older dumps did."""
+    return not _MORE.isdisjoint(value.extra) and not value.parts and "scale" not in value.extra
+
+
+def _is_rounding(reference: object, target: object) -> bool:
+    """Of two scales."""
+    if not isinstance(reference, float) or not isinstance(target, float):
+        return False
+    return abs(reference - target) <= ROUNDINGS * round_off("torch.float32") * abs(reference)
+
+
 def scalar_verdict(reference: Value, target: Value) -> Verdict:
     """The verdict on two values that are no tensors."""
     if reference.type == target.type == _DEVICE:

@@ -169,7 +169,7 @@ def _row(finding: Finding, each: Comparison) -> Line:
     level = each.verdict.level
     style = _STYLES[level] if level is not Level.PASS else ""
     words = ", ".join(code.value for code in each.verdict.codes)
-    if not value.is_tensor and each.verdict.text:
+    if each.verdict.text and (not value.is_tensor or value.extra):
         words = f"{words}: {each.verdict.text}"
     if out and level is Level.FAIL and finding.status is Status.INTRODUCED and Code.DIFFERENT in each.verdict.codes:
         words = "introduced here"

@@ -22,6 +22,7 @@ from ulpscope.naming import call_text, parse_call
 from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Summary, ToldStats, Value
 from ulpscope.store import layout
 from ulpscope.store.mapped import StoredBits
+from ulpscope.store.parts import parts_of, with_parts
 from ulpscope.store.ring import left_in
 from ulpscope.store.tables import (
     CALL,
@@ -245,6 +246,11 @@ class Dump:
             else:
                 text = self._string(note)
                 scalar, error, extra = text.get("value"), text.get("error"), extra | text.get("extra", {})
+            parts: tuple[tuple[str, Value], ...] = ()
+            if extra:
+                if note != NONE32 and "parts" in text:
+                    parts = parts_of(text["parts"], place, self._measured)
+                checksum = with_parts(checksum, parts, extra)
             number = None if measure == NONE32 else measure
             if number is not None and stats is None and self._measure_rows[number][10] & PENDING:
                 number, error = None, _UNANSWERED
@@ -263,6 +269,7 @@ class Dump:
                 number,
                 error,
                 extra,
+                parts,
             )
         except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             raise DumpError(f"{self.folder / layout.VALUES}: a value is damaged ({error})") from error

@@ -351,3 +351,27 @@ def test_infinite_and_missing_numbers_do_not_stop_a_comparison(tmp_path: Path) -
     value = np.array([1, math.inf, math.nan], np.float32)
     reference, target = (run(tmp_path / side, {("output", 0): value}) for side in "rt")
     assert rows(reference, target)["output.0"].verdict.codes == (Code.IDENTICAL,)
+
+
+def test_an_odd_tensor_of_which_a_dump_has_the_elements_alone_is_unknown_not_equal(tmp_path: Path) -> None:
+    class Older(DumpBuilder):
+        def _value(self, value: Any) -> tuple[int, int, int]:
+            meta, measure, text = super()._value(value)
+            return self.text({**json.loads(self.written[meta]), "layout": "torch.sparse_coo", "nnz": 8}), measure, text
+
+        def text(self, content: Any) -> int:
+            self.written = getattr(self, "written", {})
+            number = super().text(content)
+            self.written[number] = json.dumps(content)
+            return number
+
+    def older(folder: Path, value: Any) -> Path:
+        builder = Older(folder)
+        builder.call("Tensor", "add", values={("output", 0): value})
+        return builder.close()
+
+    one, same, other = (older(tmp_path / str(at), value) for at, value in enumerate((X, X, X + 1)))
+    found = rows(one, same)["output.0"]
+    assert (found.verdict.level, found.error, found.evidence) == (Level.UNKNOWN, None, Evidence.NOTHING)
+    assert "older" in found.verdict.text
+    assert rows(one, other)["output.0"].verdict.level is Level.FAIL

@@ -137,7 +137,7 @@ class Data:
 
     def tensor(self, value: Value) -> Tensor:
         """The tensor of a value, on CPU, in its own dtype. Raises UnrunnableError where the dump does not say enough."""
-        odd = value.extra.keys() & {"layout", "stored_shape", "stored_dtype", "placements"}
+        odd = value.extra.keys() & {"layout", "stored_shape", "stored_dtype", "placements", "ragged"}
         if (
             value.error is not None
             or odd

@@ -1,22 +1,23 @@
 """Keeping out of compiled regions.
 
 Dynamo looks at every frame that runs below a compiled call: it would trace our modes and our exchanged code, or compile
-anew because of them. So all of it is taken away while a compiled region runs, or anything is being compiled, and put
+anew because of them. So all of it is taken away while a compiled region runs, or anything is being compiled or traced, and put
 back afterwards. Such a region is recorded at its boundary.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
-from types import FrameType, ModuleType
+from collections.abc import Callable, Iterator
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch import internals
-from ulpscope.frameworks.torch.codeswap import watching
+from ulpscope.frameworks.torch.codeswap import CodeSwap, watching
 
 # Both are called in the frame of a compiled call: the first before it looks at the dispatcher's state, the second when dynamo
 # begins to look at frames, and at the end. Older versions have one of them, for the latter.
@@ -24,6 +25,28 @@ _FIRST, _LAST = "set_eval_frame", "_maybe_set_eval_frame"
 _COMPILED_CALL = "compile_wrapper"
 _WHERE = "a compiled region"
 _NOTE = "a compiled region (torch.compile) is recorded at its boundary only"
+_TRACED = (
+    "what was traced (torch.export, make_fx, torch.jit, torch.fx) was written down, not computed: it is not recorded"
+)
+# By module, what writes down what it sees, in whichever torch has it. `dispatch_trace` is where older ones come by.
+_TRACERS = {
+    "torch.jit": ("trace", "trace_module", "script"),
+    "torch.fx": ("symbolic_trace",),
+    "torch.export": ("export", "export_for_training", "draft_export", "ExportedProgram.run_decompositions"),
+    "torch.fx.experimental.proxy_tensor": ("_MakefxTracer.trace", "_MakefxTracer.trace_subgraph", "dispatch_trace"),
+}
+
+
+def _tracers() -> Iterator[FunctionType]:
+    """Those that are loaded: the others load with a tracer that is watched here, or with dynamo."""
+    for module, names in _TRACERS.items():
+        for name in names:
+            try:
+                found: Any = functools.reduce(getattr, name.split("."), sys.modules[module])
+            except (KeyError, AttributeError):
+                continue
+            if isinstance(found, FunctionType):
+                yield found
 
 
 class CompiledTap:
@@ -36,13 +59,7 @@ class CompiledTap:
         self._suspend = suspend
         self._resume = resume
         self._swaps = watching(torch, "compile", self._compile, observer.trouble)
-        for space, name in (
-            (torch.jit, "trace"),
-            (torch.jit, "trace_module"),
-            (torch.jit, "script"),
-            (torch.fx, "symbolic_trace"),
-        ):
-            self._swaps += watching(space, name, self._trace, observer.trouble)
+        self._swaps += [CodeSwap(tracer, self._trace, observer.trouble) for tracer in _tracers()]
         # Where dynamo's functions are, and what stands there while we do not.
         self._dynamo: ModuleType | None = None
         self._exchanged: dict[str, Any] = {}
@@ -77,11 +94,14 @@ class CompiledTap:
     def _trace(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tracer writes down what it sees: it must not see us."""
         state = self.observer.state()
+        self.observer.note(_TRACED)
         self._enter(state)
         try:
             return original(*args, **kwargs)
         finally:
             self._leave(state)
+            if self.observer.active:
+                self._watch()
 
     def _watch(self) -> None:
         """Dynamo is heavy to import: it is watched where it is loaded already, else as soon as torch.compile loads it."""

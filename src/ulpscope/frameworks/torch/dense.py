@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,6 +11,28 @@ from torch import Tensor
 from ulpscope.frameworks.torch import internals
 
 _ENORMOUS = 1 << 32
+
+
+def untouchable(value: Tensor) -> str | None:
+    """Why a tensor must not be asked for a number, if so: its sizes may be symbols, of which each number that is asked for becomes
+    a constant of the graph that is being traced."""
+    if internals.is_transformed(value):
+        return "inside a torch.func transform (vmap, grad): no memory of its own"
+    if internals.is_functional(value):
+        return "a functional tensor: being traced"
+    name = type(value).__name__
+    if name in ("FakeTensor", "FunctionalTensor"):
+        return f"a {name}: traced, not computed"
+    if value.is_meta:
+        return "a meta tensor: it has no data"
+    if not value.is_nested and has_symbols(value):
+        return "its sizes are symbols: traced, not computed"
+    return None
+
+
+def has_symbols(value: Tensor) -> bool:
+    """Whether a size of a tensor that is not nested is no number."""
+    return any(type(size) is not int for size in value.shape)
 
 
 def is_enormous(value: Tensor) -> bool:
@@ -25,37 +48,53 @@ def unexpanded(value: Tensor) -> Tensor:
     return value.as_strided([1 if not step else size for size, step in zip(value.shape, stride, strict=True)], stride)
 
 
-def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
-    """A plain tensor that stands for an odd one and what must be said of it; or a reason instead of the tensor."""
-    if internals.is_transformed(value):
-        return "inside a torch.func transform (vmap, grad): no memory of its own", {}
-    if internals.is_functional(value):
-        return "a functional tensor: being traced", {}
+# Tensors of indices by layout: the names of the attributes that give them.
+_INDICES = {
+    torch.sparse_coo: ("_indices",),
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+@dataclasses.dataclass(slots=True)
+class Dense:
+    """What stands for an odd tensor: a plain one with its elements, what must be said of it, and other plain ones without which
+    these elements mean nothing. `values` is the reason where there is none."""
+
+    values: Tensor | str
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    parts: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+def dense_form(value: Tensor) -> Dense:
+    """Plain tensors that stand for an odd one. The tensor itself is left as it is: an uncoalesced one stays so."""
+    reason = untouchable(value)
+    if reason is not None:
+        return Dense(reason)
     name = type(value).__name__
-    if name in ("FakeTensor", "FunctionalTensor"):
-        return f"a {name}: traced, not computed", {}
-    if value.is_meta:
-        return "a meta tensor: it has no data", {}
     local = getattr(value, "_local_tensor", None)
     if name == "DTensor" and isinstance(local, Tensor):
-        extra = {"placements": [str(item) for item in value.placements], "local_shape": list(local.shape)}  # type: ignore[attr-defined]
-        return local.detach(), extra
-    if value.is_nested and value.layout is torch.jagged:
-        return value._values.detach(), {}  # type: ignore[attr-defined]
+        found = dense_form(local)
+        found.facts["placements"] = [str(item) for item in value.placements]  # type: ignore[attr-defined]
+        if not has_symbols(local):
+            found.facts["local_shape"] = list(local.shape)
+        return found
+    if name == "MaskedTensor" and isinstance(value.__dict__.get("_masked_data"), Tensor):
+        return _masked(value.__dict__["_masked_data"], value.__dict__["_masked_mask"])
     if value.is_nested:
-        parts = [part.reshape(-1) for part in value.unbind()]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=value.dtype), {}
-    if value.layout in (torch.sparse_coo,):
-        return value._values().detach().contiguous(), {"nnz": int(value._nnz())}
-    if value.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        stored = value.values().detach().contiguous()
-        return stored, {"nnz": int(stored.shape[0])}
+        return _jagged(value) if value.layout is torch.jagged else _nested(value)
+    if value.layout in _INDICES:
+        stored = value._values() if value.layout is torch.sparse_coo else value.values()
+        parts = {each.lstrip("_"): getattr(value, each)() for each in _INDICES[value.layout]}
+        return _with_parts(stored, {"nnz": value._nnz()}, parts)
     if value.is_mkldnn:
-        return value.to_dense(), {}
+        return Dense(value.to_dense())
     if value.is_quantized:
-        return value.dequantize(), {"quantized": str(value.qscheme())}
+        return _quantized(value)
     if hasattr(value, "__tensor_flatten__"):
-        return f"a wrapper without memory of its own ({name})", {}
+        return Dense(f"a wrapper without memory of its own ({name})")
     plain = value.detach()
     if is_enormous(plain):
         plain = unexpanded(plain)
@@ -63,4 +102,49 @@ def dense_form(value: Tensor) -> tuple[Tensor | str, dict[str, Any]]:
         plain = plain.resolve_conj().resolve_neg()
     if plain.device.type not in ("cpu", "cuda"):
         plain = plain.to("cpu")
-    return plain.as_subclass(Tensor), {}
+    return Dense(plain.as_subclass(Tensor))
+
+
+def _with_parts(values: Tensor, facts: dict[str, Any], parts: dict[str, Tensor]) -> Dense:
+    """Of tensors that may be odd themselves, or traced."""
+    found = dense_form(values)
+    if isinstance(found.values, Tensor):
+        found.values = found.values.contiguous()
+    found.facts |= facts
+    for name, part in parts.items():
+        plain = dense_form(part).values
+        if isinstance(plain, str):
+            found.values = plain
+        else:
+            found.parts[name] = plain
+    return found
+
+
+def _jagged(value: Any) -> Dense:
+    parts = {"offsets": value._offsets} | ({} if value._lengths is None else {"lengths": value._lengths})
+    return _with_parts(value._values, {"ragged": int(value._ragged_idx)}, parts)
+
+
+def _nested(value: Tensor) -> Dense:
+    rows = [row.reshape(-1) for row in value.unbind()]
+    joined = torch.cat(rows) if rows else torch.empty(0, dtype=value.dtype)
+    return _with_parts(joined, {}, {"sizes": value._nested_tensor_size()})
+
+
+def _masked(data: Tensor, mask: Tensor) -> Dense:
+    """What is masked has a value of no meaning: 0 stands for it."""
+    if data.layout is not torch.strided:
+        return Dense("a masked tensor of another layout")
+    return _with_parts(
+        torch.where(mask, data, torch.zeros((), dtype=data.dtype, device=data.device)), {"masked": True}, {"mask": mask}
+    )
+
+
+def _quantized(value: Tensor) -> Dense:
+    facts: dict[str, Any] = {"quantized": str(value.qscheme())}
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        facts |= {"scale": value.q_scale(), "zero_point": value.q_zero_point()}
+        return Dense(value.dequantize(), facts)
+    facts["axis"] = value.q_per_channel_axis()
+    parts = {"scales": value.q_per_channel_scales(), "zero_points": value.q_per_channel_zero_points()}
+    return _with_parts(value.dequantize(), facts, parts)

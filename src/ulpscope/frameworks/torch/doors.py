@@ -29,7 +29,7 @@ def are_there() -> bool:
 def _build(extension: Any) -> bool:
     """Once a process. Whether there are any."""
     try:
-        return bool(extension.build_doors(_functions(), _writable())[0])
+        return bool(extension.build_doors(_functions(), writable())[0])
     except Exception as error:  # another torch, or another Python
         log.debug("calls go torch's own way: %s", error)
         return False
@@ -47,7 +47,7 @@ def _functions() -> list[Any]:
     return found
 
 
-def _writable() -> list[tuple[int, int]]:
+def writable() -> list[tuple[int, int]]:
     """Where memory may be written, as far as the system tells."""
     try:
         text = _MAPS.read_text()

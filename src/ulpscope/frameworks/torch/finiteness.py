@@ -20,7 +20,7 @@ from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.cuda_gauge import is_capturing
-from ulpscope.frameworks.torch.dense import dense_form, is_enormous, unexpanded
+from ulpscope.frameworks.torch.dense import dense_form, is_enormous, unexpanded, untouchable
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_INF, HAS_NAN, Answer, DeviceAnswers
 from ulpscope.frameworks.torch.summary import is_wrapped
 from ulpscope.frameworks.torch.tensors import Unrecordable
@@ -60,10 +60,12 @@ class TorchFiniteness:
 
     def place(self, value: Any) -> tuple[int, int] | None:
         """The memory of a tensor on a device that answers later: where it begins and how long it is. None for any other."""
-        if not isinstance(value, Tensor) or value.is_cpu or value.layout is not torch.strided or value.is_meta:
+        if not isinstance(value, Tensor) or value.is_cpu or value.layout is not torch.strided:
             return None
         with internals.no_functions():
             try:
+                if untouchable(value) is not None:
+                    return None
                 storage = value.untyped_storage()
                 return storage.data_ptr(), storage.nbytes()
             except (RuntimeError, NotImplementedError):
@@ -81,7 +83,7 @@ class TorchFiniteness:
 
     def _in_tensor(self, value: Tensor) -> int | Answer:
         if type(value) is not Tensor or value.layout is not torch.strided or not value.is_cpu or is_wrapped(value):
-            dense, _ = _dense(value)
+            dense = _dense(value)
             if dense is None:
                 return FINITE
             value = dense
@@ -104,6 +106,9 @@ class TorchFiniteness:
             return Unrecordable("torch.Tensor", "overwritten by the call: a wrapper without memory of its own")
         with internals.no_functions(), internals.no_dispatch(), torch.no_grad():
             try:
+                reason = untouchable(value)
+                if reason is not None:
+                    return Unrecordable("torch.Tensor", f"overwritten by the call: {reason}")
                 plain = value.detach()
                 return unexpanded(plain).clone().expand(plain.shape) if is_enormous(plain) else plain.clone()
             except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -172,13 +177,13 @@ def _room(device: torch.device) -> int:
         return _ROOM
 
 
-def _dense(value: Tensor) -> tuple[Tensor | None, Any]:
+def _dense(value: Tensor) -> Tensor | None:
     """Memory that torch can sum: of a device it is left where it is, of an odd tensor a plain one stands for it."""
     plain = type(value) is torch.nn.Parameter or type(value) is Tensor
-    if plain and value.layout is torch.strided and not internals.is_transformed(value):
-        return (None if value.is_meta else value.detach()), None
-    dense, extra = dense_form(value)
-    return (dense if isinstance(dense, Tensor) else None), extra
+    if plain and value.layout is torch.strided:
+        return value.detach() if untouchable(value) is None else None
+    dense = dense_form(value).values
+    return dense if isinstance(dense, Tensor) else None
 
 
 def _in_scalar(value: Any) -> int:

@@ -206,7 +206,7 @@ class FunctionTap:
                     unread = self.measurer.if_fresh(value) if key == "out" else None
                     observer.show(call, Role.INPUT, (key,), value, unread=unread)
             follow = torch.is_grad_enabled() and observer.wants_backward(call)
-            if follow and (api.mutates or "out" in kwargs or kwargs.get("inplace")):
+            if follow and (api.mutates or "out" in kwargs or kwargs.get("inplace") is True):
                 edges = self.backward.edges(shown_args, shown_kwargs)
         except Exception as error:  # the hook border: recording must not disturb the program
             observer.trouble(f"{api.kind}.{api.name}", error)

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.frameworks.torch.dense import untouchable
 from ulpscope.frameworks.torch.devices import rank_and_world
 from ulpscope.frameworks.torch.replay_origins import sketch
 from ulpscope.frameworks.torch.step_watch import StepWatch
@@ -110,7 +111,7 @@ class DriftWatch:
             floats = [
                 leaf for leaf in internals.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()
             ]
-            if floats and floats[0].numel():
+            if floats and untouchable(floats[0]) is None and floats[0].numel():
                 with torch.no_grad():
                     self._output = sketch(floats[0].detach().double().flatten(), min(_PARTS, floats[0].numel()))
         except Exception as error:  # the hook border

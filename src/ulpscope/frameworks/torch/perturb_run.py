@@ -20,6 +20,7 @@ from torch import Tensor
 from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.dense import untouchable
 from ulpscope.frameworks.torch.names import UNINITIALISED, ApiNames
 from ulpscope.frameworks.torch.perturb import PERTURBATIONS, WIDENING, Arguments, float_tensors
 from ulpscope.frameworks.torch.tensors import leaves
@@ -177,7 +178,8 @@ class Perturber:
 
     def _can_repeat(self, func: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether there is something to change, and running it twice has no effect of its own."""
-        if self._names.of(func).treatment == UNINITIALISED or not float_tensors((args, kwargs)):
+        floats = float_tensors((args, kwargs))
+        if self._names.of(func).treatment == UNINITIALISED or not floats or any(map(untouchable, floats)):
             return False
         plain = (Tensor, torch.dtype, torch.device, torch.Generator)
         return not any(callable(item) and not isinstance(item, plain) for item in (*args, *kwargs.values()))

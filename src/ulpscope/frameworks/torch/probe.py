@@ -19,6 +19,7 @@ from ulpscope.frameworks.torch.codeswap import watching
 from ulpscope.frameworks.torch.collective_tap import CollectiveTap
 from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
+from ulpscope.frameworks.torch.foreign import ForeignTap
 from ulpscope.frameworks.torch.function_tap import FunctionTap
 from ulpscope.frameworks.torch.module_tap import ModuleTap, drop_ended, parameters_of
 from ulpscope.frameworks.torch.npu import Around
@@ -120,6 +121,7 @@ class TorchProbe:
         self._suspended = 0
         self._collectives = CollectiveTap(observer, measurer)
         self._optimizers = OptimizerTap(observer)
+        self._foreign = ForeignTap(observer, measurer)
         self._measurer = measurer
         self._released = released
         self._warnings = WarningTap()
@@ -136,6 +138,7 @@ class TorchProbe:
                 self.modules,
                 self._collectives,
                 self._optimizers,
+                self._foreign,
                 self._threads,
                 self._compiled,
                 *self._rewriting,
@@ -168,28 +171,33 @@ class TorchProbe:
         try:
             return original(*args, **kwargs)
         finally:
-            observer = self.modules.observer
-            state = observer.state()
-            entered = observer.enter(state)
-            try:
-                self._measurer.begin_window()
-            finally:
-                if entered:
-                    observer.leave(state)
+            self._trust_nothing()
+
+    def _trust_nothing(self) -> None:
+        observer = self.modules.observer
+        state = observer.state()
+        entered = observer.enter(state)
+        try:
+            self._measurer.begin_window()
+        finally:
+            if entered:
+                observer.leave(state)
 
     def _suspend(self, state: ThreadState) -> None:
         """A compiled region begins: this thread's modes go, and with the first region all exchanged code."""
         self._threads.suspend(state)
         self._suspended += 1
         if self._suspended == 1:
-            for tap in (self.modules, self._collectives, self._threads):
+            for tap in (self.modules, self._collectives, self._foreign, self._threads):
                 tap.pause()
 
     def _resume(self, state: ThreadState) -> None:
         self._suspended -= 1
         if self._suspended == 0:
-            for tap in (self.modules, self._collectives, self._threads):
+            for tap in (self.modules, self._collectives, self._foreign, self._threads):
                 tap.unpause()
+            if self._foreign.any:  # it may have been called in the region
+                self._trust_nothing()
         self._threads.resume(state)
 
     def tidy(self, caller: FrameType | None) -> None:

@@ -17,6 +17,7 @@ from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
+from ulpscope.frameworks.torch.dense import untouchable
 from ulpscope.frameworks.torch.devices import float32_products
 from ulpscope.frameworks.torch.dispatch_tap import KernelMode, raises_late, redispatch, written_by
 from ulpscope.frameworks.torch.names import ApiNames
@@ -63,6 +64,8 @@ class ReplayTap:
 
     def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         observer = self.observer
+        if any(untouchable(leaf) is not None for leaf in tensors(args, kwargs)):
+            return redispatch(state, func, args, kwargs)  # traced: there are no numbers to judge
         row: dict[str, Any] | None = None
         plan: Plan | None = None
         before: Any = None

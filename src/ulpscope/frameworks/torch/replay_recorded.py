@@ -204,6 +204,9 @@ def _plain(value: Value, tensor: Callable[[Value], Any]) -> Any:
 
 
 def _tensor(value: Value, bits: Bits) -> Tensor:
+    if value.parts:
+        names = " and ".join(name for name, _ in value.parts)
+        raise ValueError(f"a tensor made of elements and {names} is not made again")
     dtype = getattr(torch, (value.dtype or "").removeprefix("torch."))
     raw = np.ascontiguousarray(bits(value))
     if not raw.size:

@@ -24,7 +24,7 @@ from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import direct, internals, names, tensors
 from ulpscope.frameworks.torch.cuda_gauge import IN_GRAPH, CudaGauge, Plan, is_capturing
-from ulpscope.frameworks.torch.dense import dense_form, is_enormous
+from ulpscope.frameworks.torch.dense import dense_form, has_symbols, is_enormous
 from ulpscope.frameworks.torch.names import Api
 from ulpscope.frameworks.torch.tensors import Path, Unrecordable
 
@@ -326,7 +326,7 @@ class TorchMeasurer:
     def _new_meta(self, key: Any, value: Tensor) -> _Meta:
         meta = _Meta()
         dtype = _CODES.get(value.dtype)
-        shape = tuple(int(size) for size in value.shape)
+        shape = tuple(value.shape)
         contiguous = value.is_contiguous()
         on_device = value.is_cuda
         meta.plain = dtype is not None and value.layout is torch.strided and (on_device or value.device.type == "cpu")
@@ -366,22 +366,35 @@ class TorchMeasurer:
                 if value.is_cuda and is_capturing():
                     self.note(f"values were {IN_GRAPH}")
                     return self._text(facts), NONE, self._text({"error": IN_GRAPH})
-                dense, extra = dense_form(value)
+                dense = dense_form(value)
             except Exception as error:  # the hook border: whatever a foreign tensor raises becomes the reason
                 return self._text(facts), NONE, self._text({"error": f"{type(error).__name__}: {error}"[:400]})
-            if isinstance(dense, str):
-                return self._text({**facts, **extra}), NONE, self._text({"error": dense})
-            if tuple(dense.shape) != tuple(facts.get("shape", ())):
-                extra["stored_shape"] = list(dense.shape)
-            if dense.dtype != value.dtype:
-                extra["stored_dtype"] = str(dense.dtype)
+            facts |= dense.facts
+            stored = dense.values
+            if isinstance(stored, str):
+                return self._text(facts), NONE, self._text({"error": stored})
+            if list(stored.shape) != facts.setdefault("shape", list(stored.shape)):
+                facts["stored_shape"] = list(stored.shape)
+            if stored.dtype != value.dtype:
+                facts["stored_dtype"] = str(stored.dtype)
+            text: dict[str, Any] = {}
             try:
-                meta = self._new_meta(None, dense)
-                number = self._measure(dense, meta) if meta.plain else NONE
+                number = self._measure_part(stored)
+                parts = {name: self._part(part) for name, part in dense.parts.items()}
             except RuntimeError:
                 return self._text(facts), NONE, self._text({"error": "its storage was freed"})
-            reason = NONE if meta.plain else self._text({"error": f"no statistics for {dense.dtype}"})
-            return self._text({**facts, **extra}), number, reason
+            if number == NONE:
+                text["error"] = f"no statistics for {stored.dtype}"
+            if parts:
+                text["parts"] = parts
+            return self._text(facts), number, self._text(text) if text else NONE
+
+    def _measure_part(self, value: Tensor) -> int:
+        meta = self._new_meta(None, value)
+        return self._measure(value, meta) if meta.plain else NONE
+
+    def _part(self, value: Tensor) -> dict[str, Any]:
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "measure": self._measure_part(value)}
 
     def _scalar(self, value: Any) -> tuple[int, int, int]:
         kind = type(value)
@@ -442,19 +455,14 @@ def _describe(value: Tensor) -> dict[str, Any]:
         "requires_grad": value.requires_grad,
     }
     if value.is_nested:
-        # A ragged size is no number; -1 stands for it, and the text says more.
-        facts["shape"] = [size if type(size) is int else -1 for size in _nested_shape(value)]
-        facts["ragged"] = True
-        return facts
-    facts["shape"] = [int(size) for size in value.shape]
+        # A ragged size is no number: the shape is that of all elements as they are stored, and the parts say whose they are.
+        return {**facts, "ragged": True}
+    if has_symbols(value):
+        # Told as they are called: each number that is asked for becomes a constant of the graph that is being traced.
+        return {**facts, "symbols": [size if type(size) is int else str(size) for size in value.shape]}
+    facts["shape"] = list(value.shape)
     if value.layout is torch.strided:
-        facts["stride"] = [int(step) for step in value.stride()]
+        facts["stride"] = list(value.stride())
     else:
         facts["layout"] = str(value.layout)
     return facts
-
-
-def _nested_shape(value: Tensor) -> list[Any]:
-    if value.layout is torch.jagged:
-        return list(value._size)  # type: ignore[attr-defined]
-    return [value._nested_tensor_size().shape[0], *[-1] * int(value._nested_tensor_size().shape[-1])]

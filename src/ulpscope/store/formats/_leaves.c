@@ -6,13 +6,14 @@
 
 typedef uint8_t u8;
 enum { TEXTS = 256, MOST_SLOTS = 4096, MOST_DIMS = 64, MOST_KEYS = 32, DEPTH = 16, SECTIONS = 8, STATISTICS = 4 };
-enum { SLOT, TYPE, DTYPE, SHAPE, STRIDE, DEVICE, GRADIENT, STATS, CHECKSUM, SCALAR, PAYLOAD, MEASURE, ERROR, EXTRA };
+enum { SLOT, TYPE, DTYPE, SHAPE, STRIDE, DEVICE, GRADIENT, STATS, CHECKSUM, SCALAR, PAYLOAD, MEASURE, ERROR, EXTRA, PARTS };
 static const char *const value_fields[] = {
     "slot",  "type",     "dtype",  "shape",   "stride",  "device", "requires_grad",
     "stats", "checksum", "scalar", "payload", "measure", "error",  "extra",
+    "parts",
 };
 static const char *const told_fields[] = {"numel", "max", "min", "mean", "norm"};
-enum { VALUE_FIELDS = EXTRA + 1, TOLD_FIELDS = STATISTICS + 1 };
+enum { VALUE_FIELDS = PARTS + 1, TOLD_FIELDS = STATISTICS + 1 };
 
 /* A class with slots, filled without a call of its __init__: as object.__setattr__ does it in a frozen dataclass. */
 typedef struct {
@@ -201,7 +202,7 @@ static PyObject *slot_here(Reader *r, int section) {
 /* Adds a value; takes the fields, which may be NULL for None. */
 static int add(Reader *r, int section, PyObject **fields) {
     PyObject *value = NULL;
-    if ((fields[SLOT] = slot_here(r, section)) && (fields[EXTRA] = PyDict_New()))
+    if ((fields[SLOT] = slot_here(r, section)) && (fields[EXTRA] = PyDict_New()) && (fields[PARTS] = PyTuple_New(0)))
         value = made(&r->leaves->value, fields, VALUE_FIELDS);
     for (int i = 0; i < VALUE_FIELDS; i++) Py_XDECREF(fields[i]);
     if (!value) return -1;

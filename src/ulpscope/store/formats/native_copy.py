@@ -14,6 +14,7 @@ from ulpscope.dtypes import dtype_named
 from ulpscope.errors import DumpError
 from ulpscope.records import CallRecord, Summary, Value
 from ulpscope.store import layout
+from ulpscope.store.parts import with_parts
 from ulpscope.store.reader import Dump
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, TOLD
 from ulpscope.store.writer import DumpWriter
@@ -117,6 +118,11 @@ class _Copy:
         if not value.is_tensor and (value.scalar is not None or value.type == "NoneType"):
             text["value"] = value.scalar
         meta |= {key: item for key, item in value.extra.items() if key not in meta}
+        if value.parts:
+            text["parts"] = {
+                name: {"dtype": part.dtype, "shape": list(part.shape or ()), "measure": self._measure(part)}
+                for name, part in value.parts
+            }
         slot = self._text([value.slot.role.value, *value.slot.path])
         return slot, self._text(meta), self._measure(value), self._text(text) if text else NONE32
 
@@ -148,7 +154,7 @@ class _Copy:
         if value.stats is not None:
             _fill(row, value.stats)
         if value.checksum is not None:
-            row["crc"] = value.checksum
+            row["crc"] = with_parts(value.checksum, value.parts, value.extra)
             row["kind"] |= native.CRC
         return self._writer.add_measured(row.tobytes())
 
