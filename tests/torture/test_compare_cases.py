@@ -285,6 +285,7 @@ def test_stacks_are_a_comfort_and_dumps_are_compared_without(
 
 
 @case("cmp_jagged")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 @pytest.mark.parametrize("level", ["module", "op", "mix"])
 def test_ragged_tensors_are_compared_and_end_no_verb(layout: Any, level: str, tmp_path: Path) -> None:

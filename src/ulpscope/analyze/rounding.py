@@ -51,18 +51,15 @@ def _size(value: Value | None, numel: int) -> float | None:
     """The root mean square of a tensor; where it is summed down to `numel` elements, that of such a sum."""
     stats = value.stats if value is not None else None
     norm = stats.norm if stats is not None else None
-    if norm is None or not norm < _FILLED or value is None or not value.shape:
+    if stats is None or norm is None or not norm < _FILLED or value is None or not value.shape:
         return None
-    count = _numel(value)
+    count = stats.numel  # not what the shape makes: a ragged size is -1 there
     return norm / math.sqrt(min(count, numel) or count) if count else None
 
 
 def _numel(value: Value) -> int:
-    """How many elements a value has: as counted, since a ragged tensor has a size of -1 in its shape; 0 where nobody says."""
-    if value.stats is not None:
-        return value.stats.numel
-    shape = value.shape or ()
-    return 0 if any(size < 0 for size in shape) else math.prod(shape)
+    """How many elements a value has, as far as that is known."""
+    return max(0, math.prod(value.shape or ())) if value.stats is None else value.stats.numel
 
 
 def coarsest(values: Iterable[Comparison]) -> float:

@@ -180,16 +180,18 @@ class _Pairs:
         """Of two tensors of one shape."""
         if self._elements and left.payload is not None and right.payload is not None:
             return _Draft(match, left, right, self._contrast(left, right))
-        lost = ""
-        if self._elements and ("missing" in left.extra or "missing" in right.extra):
-            lost = _missing(left, right)
+        lost = _missing(left, right) if self._elements and (left.extra or right.extra) else ""
         sketch = None
         if left.measure is not None and right.measure is not None:
             try:
                 sketch = self._sketched(left, right)
-            except DumpError as error:
-                lost = str(error)
-        return _by_the_rest(match, left, right, sketch, lost)
+            except DumpError as gone:
+                lost = str(gone)
+        if lost:
+            return _by_the_rest(match, left, right, lost)
+        evidence, error = _weigh(left, right, sketch)
+        verdict = tensor_verdict(left, right, evidence, error)
+        return _comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right), None)
 
     def _form(self, match: Match, left: Value, right: Value) -> Comparison | None:
         """The comparison of two odd tensors that are not made alike: what their elements are says nothing then."""
@@ -250,7 +252,7 @@ def _read_through(draft: _Draft) -> Comparison:
     try:
         contrast = draft.contrast.result()
     except DumpError as error:
-        return _by_the_rest(match, left, right, None, str(error))
+        return _by_the_rest(match, left, right, str(error))
     size = elements_error(contrast) if contrast.count else 0.0
     verdict = tensor_verdict(left, right, Evidence.ELEMENTS, size)
     if not contrast.same_places:
@@ -259,13 +261,13 @@ def _read_through(draft: _Draft) -> Comparison:
     return _comparison(match, right.slot, left, right, Evidence.ELEMENTS, verdict, size, rounding, contrast)
 
 
-def _by_the_rest(match: Match, left: Value, right: Value, sketch: float | None, lost: str) -> Comparison:
-    """What there is to say without elements. `lost`: a dump promised more than is there, so only a difference counts."""
-    evidence, error = _weigh(left, right, sketch)
+def _by_the_rest(match: Match, left: Value, right: Value, lost: str) -> Comparison:
+    """What statistics and checksums say where a dump promised more than is there: a difference counts, agreement does not."""
+    evidence, error = _weigh(left, right, None)
     verdict = tensor_verdict(left, right, evidence, error)
-    if lost and verdict.level is not Level.FAIL:
+    if verdict.level is not Level.FAIL:
         evidence, error, verdict = Evidence.NOTHING, None, Verdict(Level.UNKNOWN, (Code.UNREADABLE,), lost)
-    return _comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right), None)
+    return Comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right))
 
 
 def _missing(left: Value, right: Value) -> str:

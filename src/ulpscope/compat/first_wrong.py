@@ -43,14 +43,21 @@ class FirstWrong:
         self._at = next((place for place, column in enumerate(header) if column in VERDICTS), None)
         self._measured = [self._places[column] for column in _MEASURED if column in self._places]
         self._spelt = spelt
+        self._plain = 0
         self._told: Counter[str | None] = Counter()
         self._first: tuple[str, str] | None = None
         self.name = ""
 
     def watching(self, rows: Iterable[Row]) -> Iterator[Row]:
+        at, measured = self._at, self._measured[0] if self._measured else 0
         for row in rows:
             if self._first is None:
-                verdict = self._verdict(row[0])
+                cells = row[0]
+                if at is not None and cells[at] == "" and type(cells[measured]) is float:
+                    self._plain += 1  # nearly all rows of statistics
+                    yield row
+                    continue
+                verdict = self._verdict(cells)
                 if verdict in NOT_ACCURATE:
                     self._first = str(row[0][0]), str(verdict)
                     self.name = self._spelt(self._first[0])
@@ -61,10 +68,11 @@ class FirstWrong:
     @property
     def compared(self) -> bool:
         """Whether any row was."""
-        return self._first is not None or any(self._told[verdict] for verdict in ACCURATE)
+        return self._first is not None or self._plain > 0 or any(self._told[verdict] for verdict in ACCURATE)
 
     def pairs(self) -> Iterator[tuple[str, str | None]]:
         """(name, verdict) of each row; those before the first that is not accurate have no name, and no order."""
+        yield from repeat(("", ""), self._plain)
         for verdict, count in self._told.items():
             yield from repeat(("", verdict), count)
         if self._first is not None:
