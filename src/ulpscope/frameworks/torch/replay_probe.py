@@ -28,6 +28,10 @@ class Unmeasured:
     """Stands where a capture has its measurer: the ledger measures no values, it compares kernels with themselves."""
 
     leaf_types: frozenset[type] = frozenset()
+    reuses = False
+
+    def begin_window(self) -> None:
+        pass
 
     def if_fresh(self, value: Any) -> str | None:
         return None
