@@ -18,6 +18,8 @@ from ulpscope.store.noise import OWN_FILE, read_rows
 
 MODES = ("improve_precision", "add_noise", "no_change", "bit_noise", "change_value", "to_cpu")
 
+_UNKNOWN = 3
+
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
 @click.argument("nothing", required=False, metavar="-- CMD...")
@@ -47,7 +49,8 @@ def noise(
     ulpscope check noise --mode no_change -- python train.py     calls that do not repeat themselves
 
     A result is told if it changes by more than float64 says that the change of the input does, and rounding. CMD itself
-    computes what it always does. Exit code: 0 all is explained, 1 some is not.
+    computes what it always does. Exit code: 0 all is explained, 1 some is not, 3 all is until CMD ended by a signal or with
+    an error.
     """
     command: list[str] | None = ctx.meta.get("command")
     if command is None or nothing is not None:
@@ -57,10 +60,10 @@ def noise(
         if (folder / OWN_FILE).exists():
             raise CaptureError(f"{output} holds an earlier check; choose another folder")
         options = {"path": str(folder), "mode": mode, "only": only, "steps": steps, "backward": backward}
-        launch(command, NOISE_VARIABLE, options)
+        ended = launch(command, NOISE_VARIABLE, options)
         rows = [row for row in read_rows(folder) if row.is_unexplained]
     if not quiet and form == "json":
         click.echo(json.dumps([asdict(row) for row in rows], indent=1))
     elif not quiet:
         click.echo("\n".join(noise_lines(rows)))
-    sys.exit(1 if rows else 0)
+    sys.exit(1 if rows else _UNKNOWN if ended else 0)

@@ -18,7 +18,7 @@ from ulpscope.report.overflow import overflow_json, overflow_lines, summary_line
 from ulpscope.store.layout import find_places
 from ulpscope.store.reader import Dump, open_run
 
-_NOTHING = 4
+_UNKNOWN, _NOTHING = 3, 4
 
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
@@ -39,7 +39,8 @@ def overflow(
     ulpscope check overflow -n -1 -- python train.py     lets it run to its end
     ulpscope check overflow runs/a                       what an earlier check kept (-o)
 
-    Exit code: 0 no call overflowed, 1 one did, 4 no call of torch was seen.
+    Exit code: 0 no call overflowed, 1 one did, 3 none did until CMD ended by a signal or with an error, 4 no call of torch
+    was seen.
     """
     command: list[str] | None = ctx.meta.get("command")
     if (run is None) == (command is None):
@@ -52,8 +53,9 @@ def overflow(
         if output is not None and folder.is_dir() and find_places(folder):
             raise CaptureError(f"{output} holds an earlier run; choose another folder")
         options = {"path": str(folder), "overflows": number, "level": level, "sketch": False}
-        launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
-        sys.exit(_tell(folder, form, quiet))
+        ended = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
+        code = _tell(folder, form, quiet)
+        sys.exit(_UNKNOWN if ended and code != 1 else code)
 
 
 def _tell(folder: Path, form: str, quiet: bool) -> int:

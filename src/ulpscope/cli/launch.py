@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -46,5 +47,11 @@ def launch(command: list[str], variable: str, options: Mapping[str, Any]) -> int
     except OSError as error:
         raise CaptureError(f"cannot run {command[0]}: {error.strerror}") from None
     if code:
-        click.echo(f"ulpscope: the command ended with exit code {code}; this is what it did until then", err=True)
+        click.echo(f"ulpscope: the command {ending(code)}; this is what it did until then", err=True)
     return code
+
+
+def ending(code: int) -> str:
+    """How a command ended that did not end well: what it did until then is no proof that nothing is wrong."""
+    names = {-number.value: f" ({number.name})" for number in signal.Signals}
+    return f"ended with exit code {code}{names.get(code, '')}"
