@@ -24,7 +24,7 @@ static const char *const spelling[WORDS] = {
     "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe",
         "code",
     "untyped_storage", "start", "stop", "step", "names", "of", "__name__", "alone",
-    "_parameters", "is_leaf", "_post_accumulate_grad_hooks", "_around", "grad", "opaque_text",
+    "_parameters", "is_leaf", "_post_accumulate_grad_hooks", "_around", "grad", "opaque_text", "is_meta",
 };
 
 /* --- small things ------------------------------------------------------------------------------------------------ */

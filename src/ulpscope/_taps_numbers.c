@@ -518,8 +518,10 @@ static int64_t measure(Fast *f, PyObject *value, const Meta *meta, uint64_t poin
     return number;
 }
 
-/* The facts of a tensor that must be asked through its attributes. */
+/* The facts of a tensor that must be asked through its attributes; 1 where it has no memory, of which torch warns who asks for it. */
 static int ask_tensor(PyObject *value, Direct *d) {
+    int meta = truth_of(GET(value, IS_META));
+    if (meta) return meta;
     d->requires_grad = truth_of(GET(value, REQUIRES_GRAD));
     if (d->requires_grad < 0) return -1;
     d->version = (uint64_t)number_of(GET(value, VERSION));
@@ -541,7 +543,8 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     Direct d = {0};
     Seen now = {0};
     int direct = is_direct(f, value, &d), result = -1, inference = 0;
-    if (direct < 0 || (!direct && ask_tensor(value, &d))) return -1;
+    int asked = direct ? direct < 0 ? -1 : 0 : ask_tensor(value, &d);
+    if (asked) return asked;
     now.requires_grad = d.requires_grad, now.version = d.version, now.pointer = d.pointer;
     Seen *seen = seen_find(f, &f->seen_at, (uint64_t)value, 0, 0, value);
     if (seen && seen->version == now.version && seen->pointer == now.pointer &&

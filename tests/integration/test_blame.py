@@ -431,6 +431,32 @@ def test_what_cannot_be_read_and_what_cannot_be_meant_have_their_exit_codes(tmp_
     assert ulp("blame", "--", sys.executable, "empty.py", cwd=tmp_path).returncode == 4
 
 
+@pytest.mark.parametrize(
+    ("end", "how"), [("os.kill(os.getpid(), signal.SIGKILL)", "exit code -9 (SIGKILL)"), ("sys.exit(7)", "exit code 7")]
+)
+def test_a_command_that_does_not_end_well_is_never_nothing_wrong(tmp_path: Path, end: str, how: str) -> None:
+    begin = "import os, signal, sys, torch\n"
+    (tmp_path / "clean.py").write_text(f"{begin}torch.ones(3) * 2\n{end}", encoding="utf-8")
+    clean = ulp("blame", "--from-start", "--", sys.executable, "clean.py", cwd=tmp_path)
+    assert clean.returncode == 3
+    assert f"cannot tell: the command ended with {how}; rounding explains every call that it made" in clean.stdout
+    (tmp_path / "nothing.py").write_text(begin + end, encoding="utf-8")
+    nothing = ulp("blame", "--from-start", "--", sys.executable, "nothing.py", cwd=tmp_path)
+    assert (nothing.returncode, how in nothing.stderr, nothing.stdout) == (3, True, "")
+    faulty = PROGRAM + f"import os, signal\n{end}\n"
+    (tmp_path / "faulty.py").write_text(faulty, encoding="utf-8")
+    assert ulp("blame", "-o", "good", "--", sys.executable, "faulty.py", cwd=tmp_path).returncode == 3
+    found = ulp("blame", "good", "--", sys.executable, "faulty.py", "bad", cwd=tmp_path)
+    assert (found.returncode, "introduced by 1, Functional.relu.0.forward" in found.stdout) == (1, True), found.stdout
+
+
+@pytest.mark.parametrize("check", ["overflow", "noise"])
+def test_a_check_of_a_command_that_does_not_end_well_is_no_pass(tmp_path: Path, check: str) -> None:
+    (tmp_path / "program.py").write_text("import sys, torch\ntorch.ones(3) * 2\nsys.exit(7)", encoding="utf-8")
+    done = ulp("check", check, "--", sys.executable, "program.py", cwd=tmp_path)
+    assert (done.returncode, "exit code 7" in done.stderr) == (3, True)
+
+
 def test_a_folder_with_a_ledger_is_refused_at_once(tmp_path: Path) -> None:
     for _ in range(2):
         with ulpscope.ledger(tmp_path, overwrite=True):

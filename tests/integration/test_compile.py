@@ -320,3 +320,24 @@ def test_a_scripted_and_a_traced_model_compute_the_same(level: str, tmp_path: Pa
     dump = ulpscope.open_dump(tmp_path / "run")
     assert len(dump) > 0
     assert [note for note in dump.manifest.notes if note.startswith("could not record")] == []
+
+
+@pytest.mark.parametrize("how", ["kernel", "judge"])
+def test_compiling_ahead_of_time_leaves_no_mode_of_ours_behind(how: str, tmp_path: Path) -> None:
+    """Inductor takes all modes off and puts back what it took, and dynamo tells us of a compilation in between."""
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+    from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
+
+    watch = ulpscope.Capture(tmp_path, level="kernel") if how == "kernel" else ulpscope.ledger(tmp_path)
+    watch.start()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*FakeTensor.*")
+        with _disable_current_modes(), callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+            torch.ones(2) + 1
+        exported = torch.export.export(Net().eval(), (torch.ones(3, 4),))
+        exported.run_decompositions()
+    assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 1
+    watch.stop()
+    assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+    assert not is_in_torch_dispatch_mode()
+    watch.close()

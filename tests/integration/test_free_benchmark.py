@@ -252,3 +252,15 @@ def test_sums_that_cancel_are_explained_in_any_order() -> None:
         model(torch.randn(16, 1, 8, 8)).relu().square().sum().backward()
 
     assert unexplained(rows_of(program, mode="improve_precision", backward=True)) == []
+
+
+@pytest.mark.parametrize("mode", ["add_noise", "bit_noise"])
+@pytest.mark.parametrize("values", [[0.0, 1.0, 0.5, 1.0, float("inf")], [1.0, 1.0, 1.0, 1.0], [-2.0, -2.0, -2.0, -2.0]])
+def test_no_element_leaves_the_range_of_its_tensor(mode: str, values: list[float]) -> None:
+    value = torch.tensor(values)
+    changed = PERTURBATIONS[mode](((value,), {}))
+    assert changed is not None
+    moved = changed[0][0]
+    assert bool((moved.abs() <= value.abs().max()).all())
+    assert not torch.equal(moved, value)
+    assert torch.equal(torch.isinf(moved), torch.isinf(value))

@@ -257,6 +257,38 @@ def test_a_mode_that_ends_after_the_capture_began_ends_well(level: str, tmp_path
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_thread_that_outlives_the_capture_loses_its_dispatch_mode(level: str, tmp_path: Path) -> None:
+    cap = ulpscope.Capture(tmp_path / "run", level=level).start()
+    stopped, asked = threading.Event(), threading.Event()
+    lengths: list[int] = []
+
+    def work() -> None:
+        torch.ones(1) + 1
+        lengths.append(torch._C._len_torch_dispatch_stack())
+        asked.set()
+        stopped.wait(30)
+        torch.ones(1) + 1
+        lengths.append(torch._C._len_torch_dispatch_stack())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    asked.wait(30)
+    cap.close()
+    stopped.set()
+    thread.join(30)
+    assert lengths == [int(level == "kernel"), 0]
+
+
+def test_a_mode_of_ours_that_was_taken_away_is_told(tmp_path: Path) -> None:
+    cap = ulpscope.Capture(tmp_path / "run", level="kernel").start()
+    torch.ones(1) + 1
+    torch._C._pop_torch_dispatch_stack(None)
+    cap.close()
+    notes = ulpscope.open_dump(tmp_path / "run").manifest.notes
+    assert "at the end torch's stack of dispatch modes held ours 0 times, not once" in notes
+
+
 # --- while it is on ---------------------------------------------------------------------------------------------
 
 

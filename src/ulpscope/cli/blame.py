@@ -16,7 +16,7 @@ from ulpscope.analyze.divergence import Finding
 from ulpscope.analyze.ledger import REPLAY, Judgement, judge
 from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
 from ulpscope.cli.compare import compared
-from ulpscope.cli.launch import WithCommand, launch
+from ulpscope.cli.launch import WithCommand, ending, launch
 from ulpscope.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, counted, next_commands
@@ -57,7 +57,7 @@ def blame(
 
     A ledger holds a line for every kernel call and no tensors. Dumps of kernels with tensors are run again; of statistics
     it is told who had inputs that agree and an output that does not. Exit code: 0 nothing is wrong, 1 a culprit is named,
-    3 unreadable or not enough to tell, 4 nothing to judge.
+    3 unreadable or not enough to tell (CMD ended by a signal or with an error), 4 nothing to judge.
     """
     command: list[str] | None = ctx.meta.get("command")
     if command is not None and not command:
@@ -72,8 +72,8 @@ def blame(
         judged = _from_replay(runs, command, output, from_start)
     judgement = judged.judgement
     if not judged.calls:
-        click.echo("ulpscope: nothing to judge: no kernel call was seen", err=True)
-        sys.exit(_NOTHING)
+        click.echo(f"ulpscope: {judgement.doubt or 'nothing to judge'}: no kernel call was seen", err=True)
+        sys.exit(judged.exit_code if judgement.doubt else _NOTHING)
     names = [*runs, *([" ".join(command)] if command else [])]
     after = next_commands(judgement, judged.where)
     if not quiet:
@@ -110,9 +110,14 @@ def _from_replay(runs: tuple[str, ...], command: list[str] | None, output: str |
     reference = _read(Path(runs[0])) if (len(runs) == 2 or (command and runs)) else None
     if command is None:
         where, target = Path(runs[-1]), _read(Path(runs[-1]))
+        code = 0
     else:
-        where, target = _live(command, output, from_start)
+        where, target, code = _live(command, output, from_start)
     judgement = judge(target, reference)
+    if code and judgement.first is None:
+        doubt = f"cannot tell: the command {ending(code)}"
+        known = "; rounding explains every call that it made until then" if target else ""
+        judgement = replace(judgement, doubt=doubt + known)
     gone = sum(_missing(Path(run)) for run in runs)
     if gone and judgement.first is None and not judgement.doubt:
         text = f"No call is named, but {gone} files with elements are missing or cut: their calls were not judged."
@@ -187,15 +192,15 @@ def _read(run: Path) -> list[Row]:
     return [row for path in paths for row in read_ledger(path)[1]]
 
 
-def _live(command: list[str], output: str | None, from_start: bool) -> tuple[Path, list[Row]]:
-    """Runs a command, all Python processes below it judged, and reads what they wrote."""
+def _live(command: list[str], output: str | None, from_start: bool) -> tuple[Path, list[Row], int]:
+    """Runs a command, all Python processes below it judged, and reads what they wrote; its exit code too."""
     with tempfile.TemporaryDirectory(prefix="ulpscope-blame-") as scratch:
         folder = Path(output or scratch).resolve()
         if output is not None and folder.exists() and find_ledgers(folder):
             raise CaptureError(f"{output} holds an earlier ledger; choose another folder")
         options: dict[str, Any] = {"path": str(folder), "from_start": from_start}
-        launch(command, LEDGER_VARIABLE, options)
-        return folder, _read(folder) if find_ledgers(folder) else []
+        code = launch(command, LEDGER_VARIABLE, options)
+        return folder, _read(folder) if find_ledgers(folder) else [], code
 
 
 def _print_json(content: dict[str, Any]) -> None:

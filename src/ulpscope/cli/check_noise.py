@@ -18,6 +18,8 @@ from ulpscope.store.noise import OWN_FILE, read_rows
 
 MODES = ("improve_precision", "add_noise", "no_change", "bit_noise", "change_value", "to_cpu")
 
+_UNKNOWN = 3
+
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
 @click.argument("nothing", required=False, metavar="-- CMD...")
@@ -47,8 +49,8 @@ def noise(
     ulpscope check noise --mode no_change -- python train.py     calls that do not repeat themselves
 
     A result is told if it changes by more than float64 says that the change of the input does, and rounding. CMD itself
-    computes what it always does. Exit code: 0 all is explained, 1 some is not, 3 all is until the
-    command failed, 4 no call was run twice.
+    computes what it always does. Exit code: 0 all is explained, 1 some is not, 3 all is until CMD ended by a signal or with an
+    error, 4 no call was run twice.
     """
     command: list[str] | None = ctx.meta.get("command")
     if command is None or nothing is not None:

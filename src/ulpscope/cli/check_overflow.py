@@ -37,8 +37,8 @@ def overflow(
     ulpscope check overflow -n -1 -- python train.py     lets it run to its end
     ulpscope check overflow runs/a                       what an earlier check kept (-o)
 
-    Exit code: 0 no call overflowed, 1 one did, 3 none did until the command failed or its recording ended, 4 no call of
-    torch was seen.
+    Exit code: 0 no call overflowed, 1 one did, 3 none did until CMD ended by a signal or with an error, 4 no call of torch
+    was seen.
     """
     command: list[str] | None = ctx.meta.get("command")
     if (run is None) == (command is None):
@@ -51,9 +51,9 @@ def overflow(
         if output is not None and folder.is_dir() and find_places(folder):
             raise CaptureError(f"{output} holds an earlier run; choose another folder")
         options = {"path": str(folder), "overflows": number, "level": level, "sketch": False}
-        code = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
-        told = _tell(folder, open_run(folder) if folder.is_dir() and find_places(folder) else [], form, quiet)
-        sys.exit(told or (CUT if code else 0))
+        ended = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
+        code = _tell(folder, open_run(folder) if folder.is_dir() and find_places(folder) else [], form, quiet)
+        sys.exit(CUT if ended and code != 1 else code)
 
 
 def _tell(folder: Path, dumps: list[Dump], form: str, quiet: bool) -> int:

@@ -40,8 +40,7 @@ def launch(command: list[str], variable: str, options: Mapping[str, Any]) -> int
     # What the program prints is not the result of this command.
     code = run(command, variable, options, stdout=sys.stderr)
     if code:
-        how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code} ({_name_of(-code)})"
-        click.echo(f"ulpscope: the command {how}; this is what it did until then", err=True)
+        click.echo(f"ulpscope: the command {ending(code)}; this is what it did until then", err=True)
     return code
 
 
@@ -71,8 +70,7 @@ def run(command: list[str], variable: str, options: Mapping[str, Any], *, stdout
             signal.signal(number, handler)
 
 
-def _name_of(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal has none
-        return "no name"
+def ending(code: int) -> str:
+    """How a command ended that did not end well: what it did until then is no proof that nothing is wrong."""
+    names = {-number.value: f" ({number.name})" for number in signal.Signals}
+    return f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}{names.get(code, '')}"

@@ -74,8 +74,6 @@ class Ledger:
             self._calls.begin_step()
             if self._probe is not None:
                 self._probe.begin_step()
-            if self._writer is not None:
-                self._writer.flush()
 
     def stop(self) -> None:
         """Ends judging and leaves torch as it was; start may follow."""
@@ -83,8 +81,6 @@ class Ledger:
             self._calls.active = False
             self._probe.remove()
             self.started = False
-            if self._writer is not None:
-                self._writer.flush()
 
     def close(self) -> None:
         """Stops and closes the file. Called at exit too."""

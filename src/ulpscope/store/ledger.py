@@ -116,22 +116,19 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class LedgerWriter:
-    """Appends rows; what was written before a crash can be read."""
+    """Appends rows, each at once: what was added before a crash can be read."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not as Python opens it: a file that is left behind when a signal handler raises here asks for signals when it is collected,
         # and drops what the handler raises then.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
-        self._file: TextIO = os.fdopen(self._descriptor, "w", encoding="utf-8", closefd=False)
+        self._file: TextIO = os.fdopen(self._descriptor, "w", buffering=1, encoding="utf-8", closefd=False)
         self._file.write(json.dumps({"format": FORMAT, **about}, sort_keys=True) + "\n")
 
     def add(self, fields: dict[str, Any]) -> None:
         """One row, as the fields of Row; a field that has its default may be left out."""
         self._file.write(_dumps(fields) + "\n")
-
-    def flush(self) -> None:
-        self._file.flush()
 
     def close(self) -> None:
         if not self._file.closed:

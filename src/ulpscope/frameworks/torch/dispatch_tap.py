@@ -11,6 +11,7 @@ import torch
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.mode_dependent import run_as_called
 from ulpscope.frameworks.torch.names import IGNORED, ApiNames
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
@@ -38,6 +39,10 @@ class KernelMode(internals.DispatchMode):
         super().__init__()
         self.tap = tap
         self.state = state
+
+    def is_dead(self) -> bool:
+        """Whether its capture has ended."""
+        return not self.tap.observer.active
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -125,7 +130,7 @@ def redispatch(state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dic
     """Runs the kernel. Inside a backward pass the function mode is on and must not take it for a call of the program."""
     state.redispatched = func
     try:
-        return func(*args, **kwargs)
+        return run_as_called(func, args, kwargs)
     finally:
         state.redispatched = None
 

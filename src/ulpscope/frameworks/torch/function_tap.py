@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, Shared, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
-from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch import internals, mode_stacks
 from ulpscope.frameworks.torch.backward import BackwardTap
+from ulpscope.frameworks.torch.mode_dependent import note_of
 from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
@@ -79,7 +79,10 @@ class CallMode(TorchFunctionMode):
         if func is state.redispatched:
             state.redispatched = None
             return func(*args, **kwargs)
-        if treatment == IGNORED or not tap.observer.active:
+        if not tap.observer.active:
+            mode_stacks.DISPATCH.drop_dead()
+            return func(*args, **kwargs)
+        if treatment == IGNORED:
             return func(*args, **kwargs)
         if state.busy and not is_left_over(state, sys._getframe(1)):
             return func(*args, **kwargs)
@@ -157,12 +160,20 @@ class FunctionTap:
             self._distrust_written(api.unseen, args, kwargs)
         return result
 
-    def _run_without_kernels(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Under any dispatch mode torch fails to add a number to zeros that have no memory; a mode of the program's stays."""
+    def _run_with_kernels(
+        self, state: ThreadState, api: Api, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs a call below the dispatch mode; without it where that would change what torch computes."""
+        dependent = api.dependent is not None and api.dependent(args, kwargs)
+        # Under any dispatch mode torch fails to add a number to zeros that have no memory.
+        if not dependent and not _has_zeros(args):
+            return func(*args, **kwargs)
         self.observer.note(
-            "calls on zeros without memory (torch._efficientzerotensor) are recorded without their kernels"
+            note_of(f"{api.kind}.{api.name}")
+            if dependent
+            else "calls on zeros without memory (torch._efficientzerotensor) are recorded without their kernels"
         )
-        with internals.no_dispatch_modes() if internals.count_dispatch_modes() == 1 else nullcontext():
+        with mode_stacks.off(state.mode[1]):
             return func(*args, **kwargs)
 
     def _distrust_written(self, places: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -220,8 +231,8 @@ class FunctionTap:
         sequence = internals.sequence_now()
         state.calls.append(call)
         try:
-            if self._kernels and _has_zeros(args):
-                result = self._run_without_kernels(func, args, kwargs)
+            if self._kernels:
+                result = self._run_with_kernels(state, api, func, args, kwargs)
             else:
                 result = func(*args, **kwargs) if self._vendor is None else self._vendor.run(call, func, args, kwargs)
         except BaseException as error:

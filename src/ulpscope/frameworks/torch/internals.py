@@ -107,8 +107,15 @@ pop_function_mode = _needed("torch._C._pop_torch_function_stack")
 push_function_mode = _needed("torch._C._push_on_torch_function_stack")
 no_dispatch_modes = _needed("torch.utils._python_dispatch._disable_current_modes")
 count_dispatch_modes = _needed("torch._C._len_torch_dispatch_stack")
-pop_dispatch_mode = _needed("torch.utils._python_dispatch._pop_mode")
-push_dispatch_mode = _needed("torch.utils._python_dispatch._push_mode")
+dispatch_mode_at = _needed("torch._C._get_dispatch_stack_at")
+push_dispatch_mode = _needed("torch._C._push_on_torch_dispatch_stack")
+_pop_dispatch = _needed("torch._C._pop_torch_dispatch_stack")
+
+
+def pop_dispatch_mode() -> Any:
+    return _pop_dispatch(None)
+
+
 DispatchMode: Any = _needed("torch.utils._python_dispatch.TorchDispatchMode") or object
 
 # --- what a thread is doing ----------------------------------------------------------------------------------------------
@@ -126,14 +133,35 @@ _jit: Any = torch.jit
 jit_trace = _ask("torch._C._get_tracing_state", lambda: True if _jit.is_tracing() else None)
 set_grad_enabled = _ask("torch._C._set_grad_enabled", torch.set_grad_enabled)
 AUTOGRAD = _ask("torch._C.DispatchKey.AutogradFunctionality", None)
-_excluded = _ask("torch._C._dispatch_tls_is_dispatch_key_excluded", None) if AUTOGRAD is not None else None
-if _excluded is None:
-    LACKING.append("this torch does not say what is excluded: calls inside a dispatch mode are taken for the program's")
+is_excluded = _ask(
+    "torch._C._dispatch_tls_is_dispatch_key_excluded",
+    lambda key: False,
+    "calls inside a dispatch mode are taken for the program's",
+)
 
 
 def below_autograd() -> bool:
     """Whether a kernel runs: autograd has had its turn."""
-    return _excluded is not None and _excluded(AUTOGRAD)
+    return AUTOGRAD is not None and bool(is_excluded(AUTOGRAD))
+
+
+core: Any = _found("torch._C")
+_KEYS = (
+    "DispatchKey",
+    "DispatchKeySet",
+    "_ForceDispatchKeyGuard",
+    "_RestorePythonTLSSnapshot",
+    "_dispatch_has_kernel_for_dispatch_key",
+    "_dispatch_tls_local_exclude_set",
+    "_dispatch_tls_local_include_set",
+)
+# Whether a kernel can be run with keys of our choice.
+chooses_keys = all(hasattr(core, name) for name in _KEYS)
+
+
+def dispatch_key(name: str) -> Any:
+    """None where this torch has none of that name."""
+    return getattr(getattr(core, "DispatchKey", None), name, None)
 
 
 def _fx_traces() -> Callable[[], bool]:
@@ -198,7 +226,6 @@ TENSOR_FILE, DISPATCHER_FILE = (
     for path in ("torch._tensor", "torch._jit_internal")
 )
 VF = _ask("torch._VF", torch)
-core: Any = _found("torch._C")
 next_batch = _ask("torch.utils.data.dataloader._BaseDataLoaderIter.__next__", None, "batches are not counted")
 optimizer_hooks = [_needed(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")]
 # What begins each backward pass; the oldest versions have no function of Python's there, but an object that anyone may exchange.
@@ -229,15 +256,15 @@ def autocast() -> dict[str, str]:
 def with_autograd() -> contextlib.AbstractContextManager[Any]:
     """Autograd is on below here, also inside a kernel. Raises NotImplementedError where torch has no way to say so."""
     names = ("AutogradCPU", "AutogradCUDA", "AutogradOther", "AutogradFunctionality", "ADInplaceOrView")
-    try:
-        core: Any = torch._C
-        keys = core._dispatch_tls_local_exclude_set()
-        for name in names:
-            keys = keys.remove(getattr(core.DispatchKey, name))
-        guard = core._ForceDispatchKeyGuard(core._dispatch_tls_local_include_set(), keys)
-    except AttributeError as error:
-        raise NotImplementedError(f"this torch lacks {error.name}") from error
-    return guard  # type: ignore[no-any-return]
+    if not chooses_keys or None in map(dispatch_key, names):
+        raise NotImplementedError("this torch does not let anybody choose the keys of a kernel")
+    keys = core._dispatch_tls_local_exclude_set()
+    for name in names:
+        keys = keys.remove(dispatch_key(name))
+    guard: contextlib.AbstractContextManager[Any] = core._ForceDispatchKeyGuard(
+        core._dispatch_tls_local_include_set(), keys
+    )
+    return guard
 
 
 class Dynamo(NamedTuple):

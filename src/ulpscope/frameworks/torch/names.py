@@ -14,6 +14,7 @@ import torch.nn.functional
 import torch.nn.init
 
 from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.mode_dependent import CALLS
 from ulpscope.frameworks.torch.spelling import Spelling
 
 NORMAL, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT = range(5)
@@ -247,6 +248,7 @@ class Api:
     """One torch function: its kind and name in a dump and how it is treated."""
 
     __slots__ = (
+        "dependent",
         "fast",
         "kind",
         "mutates",
@@ -262,6 +264,8 @@ class Api:
         self.kind = kind
         self.name = sys.intern(name)  # the C finds a name by its address, before it looks for its text
         self.treatment = treatment
+        # Whether torch computes it otherwise while a dispatch mode is on, asked with its arguments.
+        self.dependent = CALLS.get(name.partition(".")[0])
         self.signed = kind == "Tensor" and name in _SIGNED
         waits = name.startswith("wait_tensor")
         self.pending_outputs = kind in _COMMUNICATION and not waits
@@ -376,7 +380,7 @@ class ApiNames:
         if self._as_msprobe and kind == "Tensor" and name in _BODIES:
             return Api(kind, name, WRITTEN_OUT)
         if self._as_msprobe and kind == "Torch" and name not in _LONG_LINALG:
-            name = name.removeprefix(_LINALG)
+            name = name.removeprefix(_LINALG)  # never at the level of kernels: `dependent` is not asked
         if kind in _SILENT_SPACES:
             return Api(kind, name, IGNORED)
         if any(plain in names for names in NEVER.values()):

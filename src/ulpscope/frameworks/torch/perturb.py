@@ -38,7 +38,7 @@ def add_noise(arguments: Arguments) -> Arguments | None:
     def move(value: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1).to(value.device, value.dtype)
-        return value * (1 + torch.finfo(value.dtype).eps * signs)
+        return _inside(value, value * (1 + torch.finfo(value.dtype).eps * signs))
 
     return _first(arguments, move)
 
@@ -49,9 +49,22 @@ def bit_noise(arguments: Arguments) -> Arguments | None:
     def turn(value: Tensor) -> Tensor:
         bits = value.contiguous().view(_INTEGERS[value.dtype])
         turned = (bits ^ torch.ones((), dtype=bits.dtype, device=bits.device)).view(value.dtype)
-        return torch.where(value.abs() > torch.finfo(value.dtype).smallest_normal, turned, value)
+        return _inside(value, torch.where(value.abs() > torch.finfo(value.dtype).smallest_normal, turned, value))
 
     return _first(arguments, turn)
+
+
+def _inside(value: Tensor, moved: Tensor) -> Tensor:
+    """Moves to the other side what has left the range of the tensor: beyond 1 a probability ends the program on CUDA. Elements that
+    are all the same move toward zero."""
+    finite = torch.isfinite(value)
+    known = value[finite]
+    if not known.numel():
+        return value
+    low, high = torch.aminmax(known)
+    mirrored = value - (moved - value)
+    left = (moved < low) | (moved > high) if bool(low < high) else moved.abs() > mirrored.abs()
+    return torch.where(finite, torch.where(left, mirrored, moved), value)
 
 
 def change_value(arguments: Arguments) -> Arguments | None:

@@ -34,17 +34,20 @@ _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autogr
 
 
 _PLAIN = Tensor.__torch_dispatch__
+_TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
 
 
 class ReplayMode(KernelMode):
     """Leaves a tensor of a class of its own (DTensor, one that a collective still fills) to that class: it has no elements
-    to read, and the kernels that it calls on those inside come by here.
+    to read, and the kernels that it calls on those inside come by here. What is only traced has nothing inside.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+            if any(kind.__name__ in _TRACED for kind in types):
+                return redispatch(self.state, func, args, kwargs or {})
             return NotImplemented
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -174,6 +177,8 @@ class ReplayTap:
         before: Any,
         result: Any,
     ) -> list[dict[str, Any]]:
+        if any(leaf._is_zerotensor() for leaf in (*tensors(args, kwargs), *tensors(results(result)))):
+            raise LookupError("zeros without memory")  # which our own arithmetic would read
         if plan.kind == "view":
             return view_measures(plan, args, kwargs, result)
         found = references.outputs(plan, args, kwargs, result)

@@ -341,7 +341,7 @@ def _answers(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: 
     for place, operand in enumerate(args):
         if not any(_is_wide(leaf) for leaf in items((operand,))):
             continue
-        moved = mapped(lambda leaf: leaf * (1 + _STEP) if _is_wide(leaf) else leaf, operand)
+        moved = mapped(lambda leaf: _sides(plan, leaf, leaf * -_STEP)[0] if _is_wide(leaf) else leaf, operand)
         changed = _evaluate(plan, (*args[:place], moved, *args[place + 1 :]), kwargs)
         for at, (new, old) in enumerate(zip(changed, values, strict=True)):
             if _is_wide(old):
@@ -365,18 +365,30 @@ def _shaken(
         for leaf, dtype in zip(tensors(args, kwargs), dtypes, strict=True)
     }
 
+    wide = [leaf for leaf in tensors(args, kwargs) if _is_wide(leaf)]
+    others: list[Tensor] = []
+
     def shake(leaf: Any) -> Any:
         if not _is_wide(leaf):
             return leaf
         signs = torch.randint(0, 2, leaf.shape, generator=generator, dtype=torch.int8)
         step = _STEP * units[id(leaf)]
-        moves = torch.tensor([1 - step, 1 + step], dtype=torch.float64)[signs.int()]
-        return leaf * moves.to(leaf.device)
+        moves = torch.tensor([-step, step], dtype=torch.float64)[signs.int()]
+        moved, other = _sides(plan, leaf, leaf * moves.to(leaf.device))
+        others.append(other)
+        return moved
+
+    def other_side(leaf: Any) -> Any:
+        return next(sides) if _is_wide(leaf) else leaf
 
     squares: list[Any] = [None] * len(values)
     for _ in range(_SAMPLES):
+        others.clear()
         changed = _evaluate(plan, mapped_args(shake, args), mapped_kwargs(shake, kwargs))
-        for at, (new, old) in enumerate(zip(changed, values, strict=True)):
+        base, sides = values, iter(others)
+        if any(other is not leaf for other, leaf in zip(others, wide, strict=True)):
+            base = _evaluate(plan, mapped_args(other_side, args), mapped_kwargs(other_side, kwargs))
+        for at, (new, old) in enumerate(zip(changed, base, strict=True)):
             if _is_wide(old) and old.numel():
                 part = ((new - old) / _STEP).square()
                 squares[at] = part if squares[at] is None else squares[at] + part
@@ -388,6 +400,29 @@ def _shaken(
         mean = (square / _SAMPLES).nan_to_num(0.0, 0.0, 0.0)
         scales.append((mean + 0.1 * mean.mean()).sqrt())
     return scales
+
+
+def _sides(plan: Plan, leaf: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    """An operand moved, and what to compare with: no element leaves the domain of the kernel, which on CUDA may end the program.
+
+    What lies between the smallest and the largest element is taken to be in it, as for probabilities. Elements that are all the same
+    move toward zero, some here and the others there, which only torch's own kernels are known to bear. Raises LookupError for others.
+    """
+    finite = torch.isfinite(leaf)
+    known = leaf[finite]
+    if not known.numel():
+        return leaf, leaf
+    by = torch.where(finite, by, 0.0)
+    low, high = torch.aminmax(known)
+    if bool(low < high):
+        moved, mirrored = leaf + by, leaf - by
+        moved = torch.where((moved < low) | (moved > high), mirrored, moved)
+        return torch.where((moved < low) | (moved > high), leaf, moved), leaf
+    if plan.registered is None and plan.op.partition(".")[0] not in tables.KNOWN_DOMAINS:
+        raise LookupError("the condition is unknown: the domain of the kernel is")
+    inward = leaf - by.abs() * leaf.sign()
+    up = by * leaf.sign() > 0
+    return torch.where(up, leaf, inward), torch.where(up, inward, leaf)
 
 
 def _told_rounded(

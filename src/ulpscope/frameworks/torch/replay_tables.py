@@ -392,5 +392,8 @@ OPAQUE_OUTPUTS: dict[str, tuple[int, ...]] = {
     "cudnn_batch_norm": (3,),
 }
 
+# Namespaces of kernels and kinds of calls that bear an operand a little nearer to zero.
+KNOWN_DOMAINS = frozenset({"aten", "prims", "Functional", "Torch", "Tensor", "VF"})
+
 # Arguments by which a view says what it looks at are shapes; what they say is seen in what is computed next.
 SHAPES = frozenset({"size", "shape", "stride", "storage_offset", "repeats", "split_size", "split_sizes", "sizes"})

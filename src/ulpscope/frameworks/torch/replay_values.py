@@ -19,7 +19,7 @@ def items(args: list[Any] | tuple[Any, ...], kwargs: dict[str, Any] | None = Non
     return found
 
 
-def tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> list[Tensor]:
+def tensors(args: list[Any] | tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> list[Tensor]:
     return [item for item in items(args, kwargs) if isinstance(item, Tensor)]
 
 

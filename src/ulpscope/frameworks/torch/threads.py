@@ -11,22 +11,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
 from ulpscope.frameworks.torch import doors, internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap, EngineSwap, bordered, watching
+from ulpscope.frameworks.torch.mode_dependent import nodes_run_without
+from ulpscope.frameworks.torch.mode_stacks import DISPATCH, FUNCTION
 
 MakeMode = Callable[[ThreadState], Any]
+Places = tuple[list[int], list[int]]
 # Of starts: all doors are opened at so many first ones, and at each so-many-th.
 _FIRST, _AGAIN = 2, 64
 # Seconds.
 _SETTLING = 0.05
+_STACKS = (FUNCTION, DISPATCH)
 
 
 class _Settling:
@@ -66,6 +70,7 @@ class ThreadTap:
         ]
         self._has_torch_function: Any = None
         self._starts = 0
+        self._suspended: dict[int, Places] = {}
 
     def install(self) -> None:
         for swap in self._swaps:
@@ -85,17 +90,24 @@ class ThreadTap:
         self.leave(self.observer.state())
 
     def enter(self, state: ThreadState) -> None:
-        """Puts this thread's modes below those of the user, so that his `with` blocks end as they began."""
+        """Puts this thread's modes on: the function mode below those of the program, so that its `with` blocks end as they began; the
+        dispatch mode above those that are on already, which play the device."""
         if state.mode is None:
-            _drop_dead_modes()
+            FUNCTION.drop_dead()
+            DISPATCH.drop_dead()
             kernel = self._make_dispatch_mode(state) if self._make_dispatch_mode is not None else None
             function = self._make_function_mode(state) if self._make_function_mode is not None else None
             state.mode = (function, kernel)
-            self._on(state)
+            self._on(state, ([0], [DISPATCH.length()]))
 
     def leave(self, state: ThreadState) -> None:
         if state.mode is not None:
-            self._off(state)
+            suspended = self._suspended.pop(state.number, None) is not None
+            for mode, stack, places in zip(state.mode, _STACKS, self._off(state), strict=True):
+                if mode is not None and len(places) != 1 and not suspended:
+                    self.observer.note(
+                        f"at the end torch's stack of {stack.name} held ours {len(places)} times, not once"
+                    )
             state.mode = None
 
     def tidy(self, state: ThreadState, caller: FrameType | None) -> None:
@@ -106,26 +118,19 @@ class ThreadTap:
         mode = state.mode[0]
         if mode is None:
             return
-        count = internals.count_function_modes()
-        if count == 1 and internals.function_mode_at(0) is mode:
-            return
-        if sum(internals.function_mode_at(place) is mode for place in range(count)) != 1 and not in_our_code(caller):
-            _remove_function_mode(mode)
-            _insert_function_mode(mode)
+        if not FUNCTION.holds_only(mode) and FUNCTION.count(mode) != 1 and not in_our_code(caller):
+            FUNCTION.remove(mode)
+            FUNCTION.insert(mode, 0)
 
-    def _on(self, state: ThreadState) -> None:
-        function, kernel = state.mode
-        if function is not None:
-            _insert_function_mode(function)
-        if kernel is not None:
-            kernel.__enter__()
+    def _on(self, state: ThreadState, wanted: Places) -> None:
+        for mode, stack, places in zip(state.mode, _STACKS, wanted, strict=True):
+            for place in places if mode is not None else ():
+                stack.insert(mode, min(place, stack.length()))
 
-    def _off(self, state: ThreadState) -> None:
+    def _off(self, state: ThreadState) -> Places:
+        """Where each mode was."""
         function, kernel = state.mode
-        if function is not None:
-            _remove_function_mode(function)
-        if kernel is not None:
-            _remove_dispatch_mode(kernel)
+        return FUNCTION.remove(function), DISPATCH.remove(kernel)
 
     def _new_thread(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.observer.active:
@@ -138,9 +143,11 @@ class ThreadTap:
         mode = state.mode[0] if state.mode is not None and self.observer.active and not state.compiled else None
         depth = len(state.calls)
         try:
-            if mode is None or _is_on(mode):
-                return original(*args, **kwargs)
-            with mode:
+            with ExitStack() as around:
+                if mode is not None and not FUNCTION.count(mode):
+                    around.enter_context(mode)
+                if mode is not None and state.mode[1] is not None and args:
+                    around.enter_context(nodes_run_without(state.mode[1], args[0], self.observer.note))
                 return original(*args, **kwargs)
         finally:
             _settling.end = time.monotonic() + _SETTLING
@@ -164,11 +171,12 @@ class ThreadTap:
     def suspend(self, state: ThreadState) -> None:
         """Takes the modes off this thread for a while."""
         if state.mode is not None:
-            self._off(state)
+            self._suspended[state.number] = self._off(state)
 
     def resume(self, state: ThreadState) -> None:
+        """Puts back what `suspend` has taken: what torch itself had taken off, it puts back itself."""
         if state.mode is not None:
-            self._on(state)
+            self._on(state, self._suspended.pop(state.number, ([], [])))
 
     def _open_doors(self) -> None:
         """All of them at first, to learn which the program uses, and now and then: it may come to use others."""
@@ -197,41 +205,3 @@ class ThreadTap:
                     internals.push_function_mode(mode)
 
         torch.overrides.has_torch_function = has_torch_function
-
-
-def _insert_function_mode(mode: TorchFunctionMode) -> None:
-    above = [internals.pop_function_mode() for _ in range(internals.count_function_modes())]
-    internals.push_function_mode(mode)
-    for other in reversed(above):
-        internals.push_function_mode(other)
-
-
-def _drop_dead_modes() -> None:
-    """Takes off what a capture that has ended left on a thread it could not reach."""
-    modes = [internals.pop_function_mode() for _ in range(internals.count_function_modes())]
-    for mode in reversed(modes):
-        if not getattr(mode, "is_dead", bool)():
-            internals.push_function_mode(mode)
-
-
-def _is_on(mode: TorchFunctionMode) -> bool:
-    count = internals.count_function_modes()
-    return any(internals.function_mode_at(place) is mode for place in range(count))
-
-
-def _remove_function_mode(mode: TorchFunctionMode) -> None:
-    modes = [internals.pop_function_mode() for _ in range(internals.count_function_modes())]
-    for other in reversed(modes):
-        if other is not mode:
-            internals.push_function_mode(other)
-
-
-def _remove_dispatch_mode(mode: Any) -> None:
-    kept = []
-    while internals.count_dispatch_modes():
-        other = internals.pop_dispatch_mode()
-        if other is mode:
-            break
-        kept.append(other)
-    for other in reversed(kept):
-        internals.push_dispatch_mode(other)
