@@ -93,8 +93,15 @@ class CompiledTap:
 
     def _trace(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tracer writes down what it sees: it must not see us."""
+        return self._aside(_TRACED, original, args, kwargs)
+
+    def run_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A backward pass that torch writes down and compiles, and then runs."""
+        return self._aside(_NOTE, original, args, kwargs)
+
+    def _aside(self, note: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self.observer.state()
-        self.observer.note(_TRACED)
+        self.observer.note(note)
         self._enter(state)
         try:
             return original(*args, **kwargs)

@@ -49,11 +49,13 @@ class KernelMode(internals.DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         tap, state = self.tap, self.state
-        if not tap.observer.active or tap.names.of(func).treatment == IGNORED:
-            return redispatch(state, func, args, kwargs)
-        if state.busy and not is_left_over(state, sys._getframe(1)):
-            return redispatch(state, func, args, kwargs)
-        return tap.run(state, func, args, kwargs)
+        try:
+            ignored = not tap.observer.active or tap.names.of(func).treatment == IGNORED
+            ignored = ignored or (state.busy and not is_left_over(state, sys._getframe(1)))
+        except Exception as error:  # the hook border
+            tap.observer.trouble(str(func), error)
+            ignored = True
+        return redispatch(state, func, args, kwargs) if ignored else tap.run(state, func, args, kwargs)
 
 
 class DispatchTap:
@@ -74,10 +76,12 @@ class DispatchTap:
             return redispatch(state, func, args, kwargs)
         phase = Phase.FORWARD if internals.backward_pass() == -1 else Phase.BACKWARD
         call: OpenCall | None = None
+        written: list[torch.Tensor] = []
         api = self.names.of(func)
         observer.enter(state)
         try:
             with internals.no_functions():
+                written = written_by(func, args, kwargs)
                 call = observer.open_call(state, api.kind, api.name, None, phase=phase)
                 if above is not None and phase is Phase.BACKWARD:
                     call.origin = above.seq
@@ -94,7 +98,6 @@ class DispatchTap:
             observer.trouble(str(func), error)
         finally:
             observer.leave(state)
-        written = written_by(func, args, kwargs)
         lists = [tensor for tensor in written if tensor.is_cpu] if raises_late(func) else []
         versions = [tensor._version for tensor in lists]
         try:
@@ -107,15 +110,15 @@ class DispatchTap:
             # Without a mode torch would have raised it: a list kernel on the CPU calls the in-place kernel of each tensor.
             if tensor._version == version:
                 torch.autograd.graph.increment_version(tensor)
-        # The version of what a kernel wrote rises only after it has returned through us.
-        self.measurer.forget(written)
-        if api.unseen is not None or api.name.startswith("native_batch_norm"):
-            self.measurer.distrust(leaf for value in (*args, *kwargs.values()) for _, leaf in leaves(value))
-        if call is None or not call.wanted:
-            return result
         observer.enter(state)
         try:
             with internals.no_functions():
+                # The version of what a kernel wrote rises only after it has returned through us.
+                self.measurer.forget(written)
+                if api.unseen is not None or api.name.startswith("native_batch_norm"):
+                    self.measurer.distrust(leaf for value in (*args, *kwargs.values()) for _, leaf in leaves(value))
+                if call is None or not call.wanted:
+                    return result
                 shown = args[0] if result is None and func._schema.is_mutable and args else result
                 observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api), produced=True)
                 observer.close_call(call)

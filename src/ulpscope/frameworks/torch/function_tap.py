@@ -7,8 +7,10 @@ on again inside a backward pass, which torch would otherwise run without it.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +26,10 @@ from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINI
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
+from ulpscope.frameworks.torch.warning_lines import call_from, caller_of
 from ulpscope.records import Role
+
+Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 _OVERRIDES = torch.overrides.__file__
 _tracing = internals.jit_trace
@@ -74,28 +79,39 @@ class CallMode(TorchFunctionMode):
     ) -> Any:
         tap, state = self.tap, self.state
         kwargs = kwargs or {}
-        api = tap.names.of(func)
-        treatment = api.treatment
-        if func is state.redispatched:
-            state.redispatched = None
-            return func(*args, **kwargs)
-        if not tap.observer.active:
-            mode_stacks.DISPATCH.drop_dead()
-            return func(*args, **kwargs)
-        if treatment == IGNORED:
-            return func(*args, **kwargs)
-        if state.busy and not is_left_over(state, sys._getframe(1)):
-            return func(*args, **kwargs)
-        if _tracing() is not None or (types and not all(issubclass(kind, torch.Tensor) for kind in types)):
-            return func(*args, **kwargs)
-        if treatment == SHARING:
-            return tap.run_sharing(func, args, kwargs)
-        if treatment == WRITTEN_OUT:
+        frame = sys._getframe(1)
+        run = functools.partial(call_from, caller_of(frame, func), func)
+        try:
+            api = self._api(func, types, frame)
+            unrecorded = not tap.records or tap.quiet or (api is not None and not state.calls and _inside_kernel(api))
+        except Exception as error:  # the hook border
+            tap.observer.trouble(getattr(func, "__name__", "a call"), error)
+            api = None
+        if api is None:
+            return run(args, kwargs)
+        if api.treatment == SHARING:
+            return tap.run_sharing(run, args, kwargs)
+        if api.treatment == WRITTEN_OUT:
             with self:
                 return func.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
-        if not tap.records or tap.quiet or (not state.calls and _inside_kernel(api)):
-            return tap.run_unrecorded(api, func, args, kwargs)
-        return tap.run_recorded(state, api, func, types, args, kwargs)
+        if unrecorded:
+            return tap.run_unrecorded(api, run, args, kwargs)
+        return tap.run_recorded(state, api, func, run, types, args, kwargs)
+
+    def _api(self, func: Callable[..., Any], types: Any, frame: FrameType) -> Api | None:
+        """What is called, or None where nothing is to be done about it."""
+        state, observer = self.state, self.tap.observer
+        api = self.tap.names.of(func)
+        if func is state.redispatched:
+            state.redispatched = None
+            return None
+        if not observer.active:
+            mode_stacks.DISPATCH.drop_dead()
+            return None
+        if api.treatment == IGNORED or (state.busy and not is_left_over(state, frame)):
+            return None
+        foreign = types and not all(issubclass(kind, torch.Tensor) for kind in types)
+        return None if foreign or _tracing() is not None else api
 
 
 if taps.C is not None:
@@ -147,34 +163,37 @@ class FunctionTap:
             return CallMode(self, state)
         return FastMode(self.fast, self, state)
 
-    def run_sharing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+    def run_sharing(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = run(args, kwargs)
         self.measurer.distrust((*args, *kwargs.values(), result))
         return result
 
-    def run_unrecorded(self, api: Api, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if api.treatment == UNINITIALISED:
-            self.measurer.distrust((result,))
-        if api.unseen is not None:
-            self._distrust_written(api.unseen, args, kwargs)
+    def run_unrecorded(self, api: Api, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = run(args, kwargs)
+        try:
+            if api.treatment == UNINITIALISED:
+                self.measurer.distrust((result,))
+            if api.unseen is not None:
+                self._distrust_written(api.unseen, args, kwargs)
+        except Exception as error:  # the hook border
+            self.observer.trouble(f"{api.kind}.{api.name}", error)
         return result
 
     def _run_with_kernels(
-        self, state: ThreadState, api: Api, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, state: ThreadState, api: Api, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs a call below the dispatch mode; without it where that would change what torch computes."""
         dependent = api.dependent is not None and api.dependent(args, kwargs)
         # Under any dispatch mode torch fails to add a number to zeros that have no memory.
         if not dependent and not _has_zeros(args):
-            return func(*args, **kwargs)
+            return run(args, kwargs)
         self.observer.note(
             note_of(f"{api.kind}.{api.name}")
             if dependent
             else "calls on zeros without memory (torch._efficientzerotensor) are recorded without their kernels"
         )
         with mode_stacks.off(state.mode[1]):
-            return func(*args, **kwargs)
+            return run(args, kwargs)
 
     def _distrust_written(self, places: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a call wrote without raising a version must be measured anew."""
@@ -186,11 +205,18 @@ class FunctionTap:
         self.measurer.distrust(found)
 
     def run_recorded(
-        self, state: ThreadState, api: Api, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        state: ThreadState,
+        api: Api,
+        func: Any,
+        run: Run,
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         observer = self.observer
         if not observer.enter(state):
-            return func(*args, **kwargs)
+            return run(args, kwargs)
         call: OpenCall | None = None
         edges = None
         shown_args, shown_kwargs = args, kwargs
@@ -227,14 +253,14 @@ class FunctionTap:
                 unheard.__exit__(None, None, None)
             observer.leave(state)
         if call is None:
-            return func(*args, **kwargs)
+            return run(args, kwargs)
         sequence = internals.sequence_now()
         state.calls.append(call)
         try:
             if self._kernels:
-                result = self._run_with_kernels(state, api, func, args, kwargs)
+                result = self._run_with_kernels(state, api, run, args, kwargs)
             else:
-                result = func(*args, **kwargs) if self._vendor is None else self._vendor.run(call, func, args, kwargs)
+                result = run(args, kwargs) if self._vendor is None else self._vendor.run(call, func, args, kwargs)
         except BaseException as error:
             observer.close_raised(call, error)
             raise

@@ -285,6 +285,11 @@ def dynamo() -> Dynamo | None:
     return None if None in found else found
 
 
+def compiles_backward() -> bool:
+    """Whether a backward pass of this thread would be compiled first."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
+
+
 def compile_callbacks() -> Any:
     """What tells of the begin and the end of compiling; None where nothing does."""
     return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)

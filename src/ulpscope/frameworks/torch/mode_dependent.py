@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.mode_stacks import DISPATCH
+from ulpscope.frameworks.torch.warning_lines import call_from, program_frame
 
 Asks = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
@@ -140,7 +141,8 @@ def run_as_called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     conjugation as they were when the program called it."""
     kept = _keeps(func)
     if kept is None:
-        return func(*args, **kwargs)
+        kernel = func._op if type(func) is internals.Overload else func  # no line of torch's between
+        return call_from(program_frame(), kernel, args, kwargs)
     with internals.core._RestorePythonTLSSnapshot():
         excluded = internals.core._dispatch_tls_local_exclude_set() | kept
     with internals.core._ForceDispatchKeyGuard(internals.core._dispatch_tls_local_include_set(), excluded):

@@ -118,6 +118,7 @@ class TorchProbe:
             self.backward.finish_pass,
         )
         self._compiled = CompiledTap(observer, self._suspend, self._resume)
+        self._threads.compiled_backward = self._compiled.run_backward
         self._suspended = 0
         self._collectives = CollectiveTap(observer, measurer)
         self._optimizers = OptimizerTap(observer)

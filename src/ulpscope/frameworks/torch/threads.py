@@ -20,7 +20,7 @@ import torch
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
 from ulpscope.frameworks.torch import doors, internals
-from ulpscope.frameworks.torch.codeswap import CodeSwap, EngineSwap, bordered, watching
+from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, EngineSwap, bordered, watching
 from ulpscope.frameworks.torch.mode_dependent import nodes_run_without
 from ulpscope.frameworks.torch.mode_stacks import DISPATCH, FUNCTION
 
@@ -68,6 +68,8 @@ class ThreadTap:
             if internals.run_engine is not None
             else EngineSwap(bordered(self._run_engine, "a backward pass", observer.trouble)),
         ]
+        # Runs a backward pass that torch is going to compile.
+        self.compiled_backward: Around | None = None
         self._has_torch_function: Any = None
         self._starts = 0
         self._suspended: dict[int, Places] = {}
@@ -140,6 +142,8 @@ class ThreadTap:
     def _run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A backward pass: torch took the mode off to run `Tensor.backward`; Python inside the pass must be seen."""
         state = self.observer.state()
+        if self.compiled_backward is not None and not state.compiled and internals.compiles_backward():
+            return self.compiled_backward(original, args, kwargs)
         mode = state.mode[0] if state.mode is not None and self.observer.active and not state.compiled else None
         depth = len(state.calls)
         try:

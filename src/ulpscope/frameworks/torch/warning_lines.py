@@ -64,8 +64,13 @@ def _outward(frame: FrameType) -> Iterator[bool]:
         code = walk.f_code
         if not _is_of_the_loader(code.co_filename):  # those Python leaves out itself
             twice, told = code is _OVERRIDES, twice
-            yield told or twice or code.co_filename.startswith(_OURS)
+            yield told or twice or code.co_filename.startswith(_OURS) or _stands_for_another(code)
         walk = walk.f_back
+
+
+def _stands_for_another(code: CodeType) -> bool:
+    """Whether it is one of `call_from`."""
+    return code.co_varnames == _call.__code__.co_varnames and code.co_code == _call.__code__.co_code
 
 
 def _is_of_the_loader(file: str) -> bool:
@@ -85,6 +90,14 @@ def call_from(frame: FrameType, function: Callable[..., Any], args: tuple[Any, .
     code = frame.f_code
     line = frame.f_lineno or code.co_firstlineno
     return types.FunctionType(_call_at(code.co_filename, code.co_name, line), frame.f_globals)(function, args, kwargs)
+
+
+def program_frame() -> FrameType:
+    """The innermost frame that is not ours."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def caller_of(frame: FrameType, function: Any) -> FrameType:
