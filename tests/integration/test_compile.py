@@ -341,3 +341,44 @@ def test_compiling_ahead_of_time_leaves_no_mode_of_ours_behind(how: str, tmp_pat
     assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
     assert not is_in_torch_dispatch_mode()
     watch.close()
+
+
+def compiled_pass(loss: Tensor, how: str, backend: Any) -> None:
+    from torch._dynamo import compiled_autograd
+
+    if how == "the engine alone":
+        with compiled_autograd._enable(torch.compile(backend=backend)):
+            loss.backward(retain_graph=True)
+    else:
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            torch.compile(lambda: loss.backward(retain_graph=True), backend=backend)()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("how", ["the engine alone", "in a compiled function"])
+def test_a_backward_pass_that_is_compiled_is_the_same_graph(how: str, level: str, tmp_path: Path) -> None:
+    """torch writes down every hook of the graph: ours are away while it does, and there again in the next pass."""
+
+    def train(backend: Any) -> Any:
+        seed()
+        torch._dynamo.reset()
+        model = Net()
+        seen: list[int] = []
+        for _ in range(2):
+            loss = model(torch.randn(3, 4)).square().sum()
+            loss.grad_fn.register_hook(lambda *_: seen.append(1))
+            compiled_pass(loss, how, backend)
+        loss.backward()
+        return frozen([dict(model.named_parameters()), [value.grad for value in model.parameters()], seen])
+
+    bare, captured = CountingBackend(), CountingBackend()
+    before = train(bare)
+    with ulpscope.capture(tmp_path / "run", level=level):
+        after = train(captured)
+    assert_same(before, after)
+    assert bare.graphs == captured.graphs > 0
+    dump = ulpscope.open_dump(tmp_path / "run")
+    assert [note for note in dump.manifest.notes if note.startswith("could not record")] == []
+    assert any("compiled region" in note for note in dump.manifest.notes)
+    names = [ulpscope.call_text(call) for call in dump.ids()]
+    assert any(".backward" in name for name in names), "the pass that was not compiled"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap, watching
+from ulpscope.frameworks.torch.compiled_backward import without_our_hooks
 
 # Both are called in the frame of a compiled call: the first before it looks at the dispatcher's state, the second when dynamo
 # begins to look at frames, and at the end. Older versions have one of them, for the latter.
@@ -66,6 +68,9 @@ class CompiledTap:
         self._first: Any = None
         self._last: Any = None
         self._set_raw: Any = None
+        # Stands where backward passes begin while all others are away.
+        self._engine = None if internals.run_engine is None else CodeSwap(internals.run_engine, self._run_inside)
+        self._look: Any = None
 
     def install(self) -> None:
         for swap in self._swaps:
@@ -73,6 +78,7 @@ class CompiledTap:
         self._watch()
 
     def remove(self) -> None:
+        self.unpause()
         for swap in self._swaps:
             swap.remove()
         if self._dynamo is not None:
@@ -97,7 +103,38 @@ class CompiledTap:
 
     def run_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A backward pass that torch writes down and compiles, and then runs."""
-        return self._aside(_NOTE, original, args, kwargs)
+        with without_our_hooks(args[0] if args else ()):
+            return self._aside(_NOTE, original, args, kwargs)
+
+    def pause(self) -> None:
+        """What runs inside a region may be such a pass. Dynamo looks at the frames that lead to it: not at ours."""
+        dynamo = internals.dynamo()
+        if dynamo is not None and self._engine is not None:
+            self._look = dynamo.set_eval_frame
+            self._engine.install()
+            for code in (self._engine.function.__code__, CompiledTap._run_inside.__code__):
+                dynamo.skip_code(code)
+
+    def unpause(self) -> None:
+        if self._engine is not None:
+            self._engine.remove()
+
+    def _run_inside(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        looks = self._look(None)  # before anything else
+        try:
+            with ExitStack() as around:
+                try:
+                    if internals.compiles_backward():
+                        around.enter_context(without_our_hooks(args[0] if args else ()))
+                except Exception as error:  # the hook border
+                    self.observer.trouble(_WHERE, error)
+                self._look(looks)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._look(None)
+        finally:
+            self._look(looks)
 
     def _aside(self, note: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self.observer.state()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.mode_stacks import DISPATCH
+from ulpscope.frameworks.torch.nodes import graph_behind
 from ulpscope.frameworks.torch.warning_lines import call_from, program_frame
 
 Asks = Callable[[tuple[Any, ...], dict[str, Any]], bool]
@@ -180,7 +181,8 @@ def nodes_run_without(mode: Any, roots: Any, note: Callable[[str], None]) -> Ite
     """Within, the nodes in `NODES` of the graph behind some tensors run without this dispatch mode."""
     handles = []
     with internals.no_functions():
-        for node in _dependent(roots):
+        # Asked of the whole graph, as late as when it runs: nodes come also of what nobody has watched, and of other nodes.
+        for node in (node for node in graph_behind(roots) if type(node).__name__ in NODES):
             absence = _Absence(mode)
             handles += [node.register_prehook(absence.begin), node.register_hook(absence.end)]
             note(note_of(type(node).__name__))
@@ -189,20 +191,3 @@ def nodes_run_without(mode: Any, roots: Any, note: Callable[[str], None]) -> Ite
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _dependent(roots: Any) -> list[Any]:
-    """Asked of the whole graph, as late as when it runs: nodes come also of what nobody has watched, and of other nodes."""
-    tensors = [roots] if isinstance(roots, Tensor) else roots
-    seen = {root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None) for root in tensors} - {None}
-    todo: list[Any] = list(seen)
-    found = []
-    while todo:
-        node = todo.pop()
-        if type(node).__name__ in NODES:
-            found.append(node)
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                todo.append(child)
-    return found

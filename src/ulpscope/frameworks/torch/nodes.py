@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,20 @@ Edges = dict[Any, list[Path]]
 Roots = dict[Any, dict[int, Path]]
 Leaving = dict[Any, list[tuple[int, Path]]]
 Parts = dict[Path, int]
+
+
+def graph_behind(roots: Any) -> Iterator[Any]:
+    """Every node of the graph behind a tensor, or several tensors or edges, once each."""
+    ends = [roots] if isinstance(roots, Tensor) else roots
+    seen = {end.grad_fn if isinstance(end, Tensor) else getattr(end, "node", None) for end in ends} - {None}
+    todo: list[Any] = list(seen)
+    while todo:
+        node = todo.pop()
+        yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                todo.append(child)
 
 
 def made_since(node: Any, sequence: int) -> bool:

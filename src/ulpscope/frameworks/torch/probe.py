@@ -191,10 +191,12 @@ class TorchProbe:
         if self._suspended == 1:
             for tap in (self.modules, self._collectives, self._foreign, self._threads):
                 tap.pause()
+            self._compiled.pause()
 
     def _resume(self, state: ThreadState) -> None:
         self._suspended -= 1
         if self._suspended == 0:
+            self._compiled.unpause()
             for tap in (self.modules, self._collectives, self._foreign, self._threads):
                 tap.unpause()
             if self._foreign.any:  # it may have been called in the region
