@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import faulthandler
 import os
@@ -236,6 +237,63 @@ def test_trouble_with_the_disk_ends_the_recording_with_one_word_and_not_the_prog
     (first, *_) = ulpscope.open_run(run)
     assert first.call("Torch.add.0.forward").values[-1].stats.max == 2.0
     assert first.ending == "complete" or words
+
+
+def on_a_small_disk(place: Path, size: str) -> None:
+    """A file system of this size stands at a place, for this process alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, new_user, private = 0x20000, 0x10000000, 1 << 18 | 1 << 14
+    if libc.unshare(new_mounts) and libc.unshare(new_mounts | new_user):
+        raise PermissionError(ctypes.get_errno(), "no mounts of one's own")
+    libc.mount(b"none", b"/", None, private, None)
+    if libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, f"size={size}".encode()):
+        raise PermissionError(ctypes.get_errno(), "no file systems of one's own")
+
+
+@pytest.mark.parametrize("tensors", [True, False], ids=["tensors", "statistics"])
+@pytest.mark.parametrize("size", ["16k", "1m", "12m", "90m"])
+def test_a_disk_that_is_full_by_itself_ends_the_recording_and_not_the_program(
+    size: str, tensors: bool, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A real file system without room, from the start or later on: what fits is there, each step that is there is readable, one word."""
+    told = tmp_path_factory.mktemp("told")
+
+    def child() -> None:
+        try:
+            on_a_small_disk(tmp_path, size)
+        except PermissionError as error:
+            (told / "cannot").write_text(str(error))
+            return
+        heard = Heard()
+        data = torch.zeros(1 << 18)
+        with ulpscope.capture(tmp_path / "run", tensors=tensors) as capture:
+            for number in range(1, 121):
+                data = torch.add(data, 1)
+                assert data[0].item() == number
+                if number % 15 == 0:
+                    capture.step()
+        found = 0
+        for dump in ulpscope.open_run(tmp_path / "run") if (tmp_path / "run").exists() else []:
+            for call in dump.ids():
+                if call.name == "add":
+                    found += 1
+                    output = dump.call(call).values[-1]
+                    assert output.stats.max == output.stats.min == float(found)
+                    if tensors and not dump.missing:
+                        try:
+                            assert dump.load(output)[-1] == float(found)
+                        except UlpscopeError:
+                            assert heard.words, "lost without a word"
+        (told / "words").write_text("\n".join([str(found), *heard.words]))
+
+    assert in_fork(child) == 0
+    if (told / "cannot").exists():
+        pytest.skip((told / "cannot").read_text())
+    found, *words = (told / "words").read_text().splitlines()
+    assert len(words) <= 1, words
+    assert words or found == "120"
+    if size == "90m" and not tensors:
+        assert not words
 
 
 # --- places -----------------------------------------------------------------------------------------------------
