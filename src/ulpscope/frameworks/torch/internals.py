@@ -112,8 +112,12 @@ push_dispatch_mode = _needed("torch._C._push_on_torch_dispatch_stack")
 _pop_dispatch = _needed("torch._C._pop_torch_dispatch_stack")
 
 
+# Since 2.2 it wants to know for which key, None for any.
+_ANY_KEY = (None,) if version() >= (2, 2) else ()
+
+
 def pop_dispatch_mode() -> Any:
-    return _pop_dispatch(None)
+    return _pop_dispatch(*_ANY_KEY)
 
 
 DispatchMode: Any = _needed("torch.utils._python_dispatch.TorchDispatchMode") or object
