@@ -343,6 +343,52 @@ def test_compiling_ahead_of_time_leaves_no_mode_of_ours_behind(how: str, tmp_pat
     watch.close()
 
 
+def halved(data: Tensor) -> Tensor:
+    return data / 2
+
+
+def test_a_function_that_warns_is_scripted_and_compiled_as_before(tmp_path: Path) -> None:
+    """TorchScript knows `warnings.warn` by its identity, and dynamo by its name."""
+
+    def run() -> list[Any]:
+        def halved(data: Tensor) -> Tensor:  # another one each time: neither compiles a function twice
+            warnings.warn("halved", stacklevel=2)
+            return data / 2
+
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = [torch.jit.script(halved)(torch.ones(2)), torch.compile(halved, backend="eager")(torch.ones(2))]
+        return frozen([found, dict(torch._dynamo.utils.counters["stats"])])
+
+    before = warnings.warn
+    bare = run()
+    with ulpscope.capture(tmp_path / "run", level="mix"):
+        captured = run()
+        kept = warnings.warn  # as a module does that is loaded now
+    assert_same(bare, captured)
+    assert warnings.warn is before
+    with pytest.warns(UserWarning, match="kept") as heard:
+        kept("kept")
+    assert heard[0].filename == __file__
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_scripted_class_finds_the_names_of_whoever_scripts_it(level: str, tmp_path: Path) -> None:
+    """TorchScript looks for them in the frame that called it."""
+    named = halved
+
+    class Sizes:
+        def __init__(self, count: int) -> None:
+            self.data = named(torch.ones(count))
+
+    with ulpscope.capture(tmp_path / "run", level=level), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(Sizes)
+    assert scripted(2).data.tolist() == [0.5, 0.5]
+
+
 def compiled_pass(loss: Tensor, how: str, backend: Any) -> None:
     from torch._dynamo import compiled_autograd
 

@@ -20,6 +20,7 @@ from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap, watching
 from ulpscope.frameworks.torch.compiled_backward import without_our_hooks
+from ulpscope.frameworks.torch.warning_lines import frames_of_ours
 
 # Both are called in the frame of a compiled call: the first before it looks at the dispatcher's state, the second when dynamo
 # begins to look at frames, and at the end. Older versions have one of them, for the latter.
@@ -32,11 +33,15 @@ _TRACED = (
 )
 # By module, what writes down what it sees, in whichever torch has it. `dispatch_trace` is where older ones come by.
 _TRACERS = {
-    "torch.jit": ("trace", "trace_module", "script"),
+    "torch.jit": ("trace", "trace_module"),
     "torch.fx": ("symbolic_trace",),
     "torch.export": ("export", "export_for_training", "draft_export", "ExportedProgram.run_decompositions"),
     "torch.fx.experimental.proxy_tensor": ("_MakefxTracer.trace", "_MakefxTracer.trace_subgraph", "dispatch_trace"),
 }
+
+
+# Of torch.jit.script: where that argument is, and how many frames of ours are below the one that asks.
+_FRAMES_UP_PLACE, _BELOW = 2, 3
 
 
 def _tracers() -> Iterator[FunctionType]:
@@ -62,6 +67,7 @@ class CompiledTap:
         self._resume = resume
         self._swaps = watching(torch, "compile", self._compile, observer.trouble)
         self._swaps += [CodeSwap(tracer, self._trace, observer.trouble) for tracer in _tracers()]
+        self._swaps += watching(torch.jit, "script", self._script, observer.trouble)
         # Where dynamo's functions are, and what stands there while we do not.
         self._dynamo: ModuleType | None = None
         self._exchanged: dict[str, Any] = {}
@@ -100,6 +106,13 @@ class CompiledTap:
     def _trace(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tracer writes down what it sees: it must not see us."""
         return self._aside(_TRACED, original, args, kwargs)
+
+    def _script(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """It asks the frame that called it, so many frames up, what the names in a class stand for."""
+        if len(args) <= _FRAMES_UP_PLACE:
+            up = kwargs.get("_frames_up", 0) + frames_of_ours(sys._getframe(0)) + _BELOW
+            kwargs = {**kwargs, "_frames_up": up}
+        return self._trace(original, args, kwargs)
 
     def run_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A backward pass that torch writes down and compiles, and then runs."""

@@ -236,6 +236,14 @@ optimizer_hooks = [_needed(f"torch.optim.optimizer._global_optimizer_{when}_hook
 run_engine = _found("torch.autograd.graph._engine_run_backward")
 
 
+# What TorchScript knows by the identity of a function of Python's.
+_scripted = _ask("torch.jit._builtins._get_builtin_table", dict)
+
+
+def know_as_warning(function: Any) -> None:
+    _scripted()[id(function)] = "aten::warn"
+
+
 def tree_leaves(tree: Any) -> list[Any]:
     return list(_flatten(tree)[0])
 

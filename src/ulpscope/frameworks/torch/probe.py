@@ -131,6 +131,8 @@ class TorchProbe:
             *watching(torch.cuda.CUDAGraph, "replay", self._replay_graph, observer.trouble),
         ]
         self._installed: list[Any] = []
+        # What dynamo must not see.
+        self._pausing: list[Any] = [self.modules, self._collectives, self._foreign, self._threads, self._warnings]
 
     def install(self) -> None:
         self.remove()  # nothing, unless an exception of a signal handler came between
@@ -189,7 +191,7 @@ class TorchProbe:
         self._threads.suspend(state)
         self._suspended += 1
         if self._suspended == 1:
-            for tap in (self.modules, self._collectives, self._foreign, self._threads):
+            for tap in self._pausing:
                 tap.pause()
             self._compiled.pause()
 
@@ -197,7 +199,7 @@ class TorchProbe:
         self._suspended -= 1
         if self._suspended == 0:
             self._compiled.unpause()
-            for tap in (self.modules, self._collectives, self._foreign, self._threads):
+            for tap in self._pausing:
                 tap.unpause()
             if self._foreign.any:  # it may have been called in the region
                 self._trust_nothing()

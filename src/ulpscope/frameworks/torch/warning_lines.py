@@ -17,31 +17,37 @@ from typing import Any
 
 import torch
 
+from ulpscope.frameworks.torch import internals
+
 _OURS = str(Path(__file__).parents[2])
 _OVERRIDES = torch.overrides.handle_torch_function.__code__
 
 
+_plain = warnings.warn
+
+
+@functools.wraps(_plain)
+def _warn(message: Any, category: Any = None, stacklevel: Any = 1, *args: Any, **kwargs: Any) -> None:
+    level = _level(sys._getframe(1), stacklevel) if isinstance(stacklevel, int) else stacklevel
+    _plain(message, category, level, *args, **kwargs)
+
+
 class WarningTap:
-    """Counts for `warnings.warn` between `install` and `remove`."""
+    """Counts for `warnings.warn` between `install` and `remove`. What stands there is always the same function: a module that loads
+    meanwhile may keep it, and TorchScript is told that it is what it knows as a warning."""
 
     def __init__(self) -> None:
-        self._original: Any = None
+        internals.know_as_warning(_warn)
 
     def install(self) -> None:
-        original = self._original = warnings.warn
-
-        @functools.wraps(original)
-        def warn(message: Any, category: Any = None, stacklevel: Any = 1, *args: Any, **kwargs: Any) -> None:
-            level = _level(sys._getframe(1), stacklevel) if isinstance(stacklevel, int) else stacklevel
-            original(message, category, level, *args, **kwargs)
-
-        self._ours = warn
-        warnings.warn = warn
+        if warnings.warn is _plain:
+            warnings.warn = _warn
 
     def remove(self) -> None:
-        if self._original is not None and warnings.warn is self._ours:
-            warnings.warn = self._original
-        self._original = None
+        if warnings.warn is _warn:
+            warnings.warn = _plain
+
+    pause, unpause = remove, install
 
 
 def _level(frame: FrameType, wanted: int) -> int:
@@ -98,6 +104,15 @@ def program_frame() -> FrameType:
     while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def frames_of_ours(frame: FrameType) -> int:
+    """How many frames of ours are one around the other, from this one on outward."""
+    count = 0
+    walk: FrameType | None = frame
+    while walk is not None and walk.f_code.co_filename.startswith(_OURS):
+        count, walk = count + 1, walk.f_back
+    return count
 
 
 def caller_of(frame: FrameType, function: Any) -> FrameType:
