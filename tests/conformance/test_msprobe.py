@@ -427,3 +427,23 @@ debugger.stop(); debugger.step()
         "Torch.exp.0.forward",
         "Tensor.log.0.forward",
     }
+
+
+JOINING = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+models = [nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))]
+for number, model in enumerate(models):
+    debugger.start(model)
+    for each in models[:number + 1]:
+        each(torch.ones(1, 2))
+    debugger.stop()
+    debugger.step()
+"""
+
+
+def test_a_model_that_is_started_later_renames_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, JOINING, level="L0").returncode == 0
+    first, second = (list(dumped(tmp_path, step=step)["data"]) for step in range(2))
+    assert first == ["Module.Sequential.forward.0", "Module.0.Linear.forward.0"]
+    assert second == [*first, "Module.1.Sequential.forward.0", "Module.1.0.Linear.forward.0"]
