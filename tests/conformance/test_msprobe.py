@@ -489,3 +489,26 @@ def test_stretches_of_one_step_are_in_the_files_after_each_stop(tmp_path: Path, 
         assert len(stored) > 100 and all(dump.load(value).size for value in stored)
     left = [path.name for path in (tmp_path / "dump" / "step0").rglob(".*")]
     assert left == []
+
+
+COMPILED = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json", dropout="keep", seed=None)
+model = torch.compile(nn.Linear(2, 2), backend="eager")
+for _ in range(2):
+    for _ in range(2):
+        debugger.start(model)
+        model(torch.ones(1, 2)).sum().backward()
+        debugger.stop()
+    debugger.step()
+"""
+
+
+def test_a_compiled_region_is_told_in_the_file_and_once_in_the_log(tmp_path: Path) -> None:
+    done = run(tmp_path, COMPILED, level="mix")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a compiled region (torch.compile) is recorded at its boundary only") == 1
+    for step in range(2):
+        (note,) = dumped(tmp_path, step=step)["notes"]
+        assert note == "a compiled region (torch.compile) is recorded at its boundary only (2 times)"
+        assert open_dump(tmp_path / "dump", step=step).manifest.notes == (note,)

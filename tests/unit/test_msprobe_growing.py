@@ -154,6 +154,28 @@ def test_a_file_system_without_links_costs_time_only(tmp_path: Path, monkeypatch
     builder.close()
 
 
+def test_notes_stand_behind_the_calls_and_come_back_with_the_dump(tmp_path: Path) -> None:
+    builder, files, more = grown(tmp_path)
+    assert "notes" not in json.loads((tmp_path / "out" / "dump.json").read_text())
+    for notes in (["a", 'b "-inf"'], ["a (2 times)", 'b "-inf"']):
+        builder.manifest = {**builder.manifest, "notes": notes}
+        builder.writer.flush(builder.manifest)
+        assert files.add()  # with or without a call
+        content = json.loads((tmp_path / "out" / "dump.json").read_text())
+        assert list(content)[-2:] == ["data", "notes"] and content["notes"] == notes
+        assert open_dump(tmp_path / "out").manifest.notes == tuple(notes)
+        more()
+        assert files.add()
+    assert len(entries(tmp_path / "out")) == 3
+    builder.close()
+
+
+@pytest.mark.parametrize("notes", [None, "text", 5, {"a": 1}, [1, None, ["x"]]])
+def test_notes_of_another_kind_are_none(notes: Any, tmp_path: Path) -> None:
+    (tmp_path / "dump.json").write_text(json.dumps({"task": "statistics", "data": {}, "notes": notes}))
+    assert open_dump(tmp_path / "dump.json").manifest.notes == ()
+
+
 def test_a_call_that_ends_late_takes_its_place_and_the_files_are_there_all_the_time(tmp_path: Path) -> None:
     builder, files, more = grown(tmp_path)
     builder.seq = 2

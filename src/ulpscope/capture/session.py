@@ -276,6 +276,7 @@ class Capture:
             self._switch_off()
             return
         if self._probe is None:
+            self._recorder.warns = self.as_msprobe
             self._probe = probe.TorchProbe(
                 self.sieve or self._recorder,
                 self._recorder.measurer,  # type: ignore[arg-type]
