@@ -427,3 +427,88 @@ debugger.stop(); debugger.step()
         "Torch.exp.0.forward",
         "Tensor.log.0.forward",
     }
+
+
+JOINING = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+models = [nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))]
+for number, model in enumerate(models):
+    debugger.start(model)
+    for each in models[:number + 1]:
+        each(torch.ones(1, 2))
+    debugger.stop()
+    debugger.step()
+"""
+
+
+def test_a_model_that_is_started_later_renames_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, JOINING, level="L0").returncode == 0
+    first, second = (list(dumped(tmp_path, step=step)["data"]) for step in range(2))
+    assert first == ["Module.Sequential.forward.0", "Module.0.Linear.forward.0"]
+    assert second == [*first, "Module.1.Sequential.forward.0", "Module.1.0.Linear.forward.0"]
+
+
+STRETCHES = """
+import json, os
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json")
+folder = "dump/step0/rank0"
+model = Net(); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sizes, places = [], set()
+for _ in range(5):
+    debugger.start(model)
+    step(model, optimizer)
+    debugger.stop()
+    for name in ("dump.json", "stack.json", "construct.json"):
+        with open(f"{folder}/{name}") as file:
+            content = json.load(file)
+        if name == "dump.json":
+            sizes.append(len(content["data"]))
+            places.add(os.stat(file.name).st_ino)
+print(sizes, len(places))
+"""
+
+
+@pytest.mark.parametrize("config", [{"task": "tensor", "level": "mix"}, {"statistics": {"summary_mode": "md5"}}])
+def test_stretches_of_one_step_are_in_the_files_after_each_stop(tmp_path: Path, config: dict[str, Any]) -> None:
+    done = run(tmp_path, STRETCHES, **config)
+    assert done.returncode == 0, done.stderr
+    sizes, places = json.loads(done.stdout.rpartition(" ")[0]), int(done.stdout.rpartition(" ")[2])
+    assert sizes == [sizes[0] * number for number in range(1, 6)] and places == 2  # files that take turns
+    content = dumped(tmp_path)["data"]
+    assert len(content) == sizes[-1]
+    stacks = dumped(tmp_path, "stack.json").values()
+    assert {name for names, _ in stacks for name in names} == {
+        name for name in content if "parameters_grad" not in name
+    }
+    assert [f"Torch.randn.{number}.forward" for number in range(5)] in [names for names, _ in stacks]
+    if config.get("task") == "tensor":
+        dump = open_dump(tmp_path / "dump")
+        stored = [value for call in dump.calls() for value in call.values if value.payload is not None]
+        assert len(stored) > 100 and all(dump.load(value).size for value in stored)
+    left = [path.name for path in (tmp_path / "dump" / "step0").rglob(".*")]
+    assert left == []
+
+
+COMPILED = """
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(config_path="config.json", dropout="keep", seed=None)
+model = torch.compile(nn.Linear(2, 2), backend="eager")
+for _ in range(2):
+    for _ in range(2):
+        debugger.start(model)
+        model(torch.ones(1, 2)).sum().backward()
+        debugger.stop()
+    debugger.step()
+"""
+
+
+def test_a_compiled_region_is_told_in_the_file_and_once_in_the_log(tmp_path: Path) -> None:
+    done = run(tmp_path, COMPILED, level="mix")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a compiled region (torch.compile) is recorded at its boundary only") == 1
+    for step in range(2):
+        (note,) = dumped(tmp_path, step=step)["notes"]
+        assert note == "a compiled region (torch.compile) is recorded at its boundary only (2 times)"
+        assert open_dump(tmp_path / "dump", step=step).manifest.notes == (note,)

@@ -14,6 +14,7 @@ from torch import relu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
+from ulpscope import taps
 from ulpscope.naming import call_text, slot_text
 
 A = torch.tensor([1.0, 2.0, 3.0])
@@ -243,6 +244,55 @@ def test_two_models_in_a_list_are_told_apart_by_their_number(tmp_path: Path) -> 
         for model in models:
             model(torch.randn(2, 3))
     assert {"Module.0.0.Linear.forward.0", "Module.1.0.Linear.forward.0"} <= set(names(tmp_path))
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["c", "python"])
+def test_a_model_that_joins_later_renames_nothing_and_is_no_child_of_the_first(
+    tmp_path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not fast:
+        monkeypatch.setattr(taps, "C", None)
+    first = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    second, third = torch.nn.Sequential(torch.nn.Tanh()), torch.nn.Tanh()
+    capture = ulpscope.Capture(tmp_path, level="module")
+    for joining, called in ((first, [first]), (second, [first, second]), ([first, third], [third, second, first])):
+        capture.start(joining)
+        if joining is second:
+            capture.start([third])  # while it is on
+        for model in called:
+            model(torch.randn(2, 3))
+        capture.stop()
+        capture.step()
+    capture.close()
+    own = ["Module.Sequential.forward.0", "Module.0.Linear.forward.0", "Module.1.Linear.forward.0"]
+    # 0 and 1 are children of the first.
+    others = ["Module.2.Sequential.forward.0", "Module.2.0.Tanh.forward.0"]
+    found = [[call_text(call) for call in dump.ids()] for dump in ulpscope.open_run(tmp_path)]
+    assert found == [own, own + others, ["Module.3.Tanh.forward.0", *others, *own]]
+
+
+def test_a_model_that_joins_a_list_has_the_next_number(tmp_path: Path) -> None:
+    models = [torch.nn.Sequential(torch.nn.Linear(3, 3)) for _ in range(3)]
+    with ulpscope.capture(tmp_path, model=models[:2], level="module") as capture:
+        capture.start(models[2])
+        for model in models:
+            model(torch.randn(2, 3))
+    assert names(tmp_path) == [
+        f"Module.{number}.{name}.forward.0" for number in range(3) for name in ("Sequential", "0.Linear")
+    ]
+
+
+def test_a_model_keeps_the_name_that_it_had_before_it_was_given(tmp_path: Path) -> None:
+    model, other = torch.nn.Sequential(torch.nn.Tanh()), torch.nn.Linear(3, 3)
+    with ulpscope.capture(tmp_path, level="module") as capture:
+        for given in (None, other, model):
+            capture.start(given)
+            model(torch.randn(2, 3))
+            capture.step()
+        other(torch.randn(2, 3))
+    *steps, last = [[call_text(call) for call in dump.ids()] for dump in ulpscope.open_run(tmp_path)]
+    assert steps == [["Module.Sequential.forward.0", "Module.0.Tanh.forward.0"]] * 3
+    assert last == ["Module.1.Linear.forward.0"]
 
 
 def test_mix_tells_the_parent_of_each_call_forward_and_backward(tmp_path: Path) -> None:

@@ -93,23 +93,34 @@ def native(path: Path, loop: Loop, **options: Any) -> None:
         loop(capture.step)
 
 
+# Otherwise what is done to dropout and the generators is said too.
+_QUIET: dict[str, Any] = {"dropout": "keep", "seed": None}
+
+
 def msprobe(path: Path, loop: Loop) -> None:
-    debugged(PrecisionDebugger(dump_path=str(path), task="tensor", level="L1"), loop)
+    debugged(PrecisionDebugger(dump_path=str(path), task="tensor", level="L1", **_QUIET), loop)
+
+
+def stretches(path: Path, loop: Loop) -> None:
+    """All in one step: at each stop, what is new goes into the files of the stop before."""
+    debugger = PrecisionDebugger(dump_path=str(path), task="tensor", level="mix", **_QUIET)
+    debugged(debugger, loop, steps=False)
 
 
 def ptdbg(path: Path, loop: Loop) -> None:
-    debugger = OlderDebugger(dump_path=str(path), hook_name="dump", step=list(range(STEPS + 1)))
+    debugger = OlderDebugger(dump_path=str(path), hook_name="dump", step=list(range(STEPS + 1)), dropout="keep")
     debugger.configure_hook(mode="api_stack")
     debugged(debugger, loop)
 
 
-def debugged(debugger: Any, loop: Loop) -> None:
+def debugged(debugger: Any, loop: Loop, *, steps: bool = True) -> None:
     try:
         debugger.start()
 
         def step() -> None:
             debugger.stop()
-            debugger.step()
+            if steps:
+                debugger.step()
             debugger.start()
 
         loop(step)
@@ -122,6 +133,7 @@ WAYS: dict[str, Callable[[Path, Loop], None]] = {
     "tensors": lambda path, loop: native(path, loop, tensors=True),
     "overflows": lambda path, loop: native(path, loop, overflows=1000),
     "msprobe": msprobe,
+    "msprobe, one step": stretches,
     "ptdbg": ptdbg,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -106,6 +107,33 @@ def test_a_kill_anywhere_loses_no_finished_call(case: str, tmp_path: Path) -> No
         if way != "overflows":
             assert found >= set(said), f"killed at place {at}: {sorted(set(said) - found)} are lost"
         shutil.rmtree(folder)
+
+
+@pytest.mark.case("killed: the files of the older names, in the middle of a stop")
+def test_a_kill_in_a_stop_leaves_the_files_of_the_stop_before_or_of_this_one(tmp_path: Path) -> None:
+    way = "msprobe, one step"
+    (tmp_path / "count").mkdir()
+    sizes = set()
+    for at in range(1, asked_in_all(way, tmp_path) + 1, 7):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        _, said, _ = in_child(way, folder / "run", Asks(at, dying))
+        dumped = folder / "run" / "step0" / "rank0"
+        stopped = max(0, len(said) - 1) // CALLS * CALLS  # by a stop that had come back
+        if not stopped and not dumped.exists():
+            continue  # before the first one
+        content = json.loads((dumped / "dump.json").read_text())["data"]
+        added = [name for name in content if name.startswith("Torch.add.")]
+        assert len(added) % CALLS == 0 and len(added) >= stopped, f"killed at place {at}"
+        sizes.add(len(added))
+        stacks = json.loads((dumped / "stack.json").read_text()).values()
+        assert {name for names, _ in stacks for name in names} >= set(content), f"killed at place {at}"
+        assert json.loads((dumped / "construct.json").read_text()).keys() >= set(content), f"killed at place {at}"
+        leaves = [leaf for name in added for leaf in (content[name]["input_args"][0], *content[name]["output"])]
+        assert len(leaves) == 2 * len(added)
+        assert all((dumped / "dump_tensor_data" / leaf["data_name"]).stat().st_size for leaf in leaves)
+        shutil.rmtree(folder)
+    assert sizes == {CALLS, 2 * CALLS, 3 * CALLS}
 
 
 @pytest.mark.case("fault: a disk that is really full")

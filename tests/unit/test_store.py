@@ -19,7 +19,7 @@ from ulpscope.errors import CaptureError, DumpError
 from ulpscope.naming import call_text
 from ulpscope.records import CallId, Phase, Role
 from ulpscope.store import layout
-from ulpscope.store.reader import open_dump, open_run
+from ulpscope.store.reader import Dump, open_dump, open_run
 from ulpscope.store.ring import Ring, left_in
 from ulpscope.store.writer import DumpWriter
 
@@ -212,3 +212,55 @@ def test_a_file_that_is_no_ring_holds_nothing(tmp_path: Path) -> None:
     for content in (b"", b"x" * 10, b"ulpring1" + b"\xff" * 5000):
         (tmp_path / "ring").write_bytes(content)
         assert left_in(tmp_path / "ring") == (0, b"")
+
+
+def test_a_dump_is_followed_as_it_grows_and_is_then_as_if_opened_anew(tmp_path: Path) -> None:
+    builder = DumpBuilder(tmp_path)
+    dump: Dump | None = None
+    held = []
+    for stretch in range(3):
+        for index in range(3000):
+            array = np.full(3, stretch * 3000 + index, dtype=np.float32)
+            parent = {"parent": builder.seq - 1} if builder.seq else {}
+            values = {("output", 0): array, ("input", index % 7): stretch}
+            builder.call("Functional", "f", stretch * 3000 + index, values=values, **parent)
+        builder.writer.flush({**builder.manifest, "notes": [f"stretch {stretch}"]})
+        if dump is None:
+            dump = Dump(builder.folder)
+        else:
+            assert dump.follow()
+        anew = Dump(builder.folder)
+        assert dump.manifest == anew.manifest and dump.ids() == anew.ids() and len(dump) == 3000 * (stretch + 1)
+        assert list(dump.calls()) == list(anew.calls())
+        last = dump.nth(-1)
+        assert dump.parent(last) == anew.parent(last) == dump.ids()[-2] and dump.call(last.id) == last
+        assert dump.load(last.values[0]).tolist() == [len(dump) - 1.0] * 3
+        held.append((dump.sketch(last.values[0]), anew.sketch(last.values[0])))
+    builder.close()
+    for own, other in held:  # what was given out stays, however the dump grows
+        assert own is not None and other is not None and own.tolist() == other.tolist()
+
+
+def test_a_dump_is_not_followed_where_a_call_ended_that_had_begun_before_others(tmp_path: Path) -> None:
+    builder = DumpBuilder(tmp_path)
+    builder.call("Functional", "first")
+    builder.seq = 2
+    builder.call("Functional", "third")
+    builder.writer.flush(builder.manifest)
+    dump = Dump(builder.folder)
+    assert dump.follow() and len(dump) == 2
+    builder.seq = 1
+    builder.call("Functional", "second")
+    builder.writer.flush(builder.manifest)
+    assert not dump.follow()
+    assert [call.name for call in Dump(builder.folder).ids()] == ["first", "second", "third"]
+    builder.close()
+
+
+def test_a_dump_is_not_followed_while_a_device_has_not_answered(tmp_path: Path) -> None:
+    builder = DumpBuilder(tmp_path)
+    builder.writer.reserve_measure()
+    builder.call("Functional", "first")
+    builder.writer.flush(builder.manifest)
+    assert not Dump(builder.folder).follow()
+    builder.close()

@@ -38,6 +38,7 @@ from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch import devices, internals, probe
 from ulpscope.frameworks.torch.finiteness import TorchFiniteness
+from ulpscope.frameworks.torch.module_tap import ModuleNames
 from ulpscope.frameworks.torch.overflow_flag import overflow_flag
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.naming import SAVED
@@ -68,6 +69,8 @@ class Capture:
         self.started = False
         self.dumps: list[Path] = []
         self._models = probe.models_of(model)
+        # One for the run: what has been named keeps its name when another model joins.
+        self._names = ModuleNames()
         self._rank = rank
         self._run = os.environ.get(RUN_VARIABLE) or uuid.uuid4().hex
         self._steps: StepWatch | None = None
@@ -142,6 +145,9 @@ class Capture:
                 if not any(item is known for known in self._models):
                     self._models.append(item)
                     self._probe = None if not self.started else self._probe
+            if self._probe is not None:
+                with self._recorder.gate:
+                    self._names.join(self._models)
         if self._probe is not None:
             self._probe.tidy(sys._getframe(2))
         if self.started:
@@ -270,11 +276,13 @@ class Capture:
             self._switch_off()
             return
         if self._probe is None:
+            self._recorder.warns = self.as_msprobe
             self._probe = probe.TorchProbe(
                 self.sieve or self._recorder,
                 self._recorder.measurer,  # type: ignore[arg-type]
                 level=self.config.level,
                 models=self._models,
+                names=self._names,
                 below=is_below(self.config.below) if self.config.below else None,
                 vendor=vendor_dump(self.config, self._recorder, self.sieve),
                 as_msprobe=self.as_msprobe,

@@ -38,6 +38,9 @@ class Threads:
     def __init__(self) -> None:
         self.fast: Any = None
         self.notes: dict[str, int] = {}
+        self._told: set[str] = set()
+        # Whether calls that are not recorded are a warning: the files of the older tools have nobody who shows notes.
+        self.warns = False
         # What could not be recorded first: then the dump is not complete.
         self.lost: str | None = None
         # Held by every thread while our code runs on it, and while a step ends: numbers belong to one dump.
@@ -89,11 +92,12 @@ class Threads:
 
         return free
 
-    def note(self, text: str) -> None:
-        """Something the reader should know. Told to the user once."""
-        count = self.notes[text] = self.notes.get(text, 0) + 1
-        if count == 1:
-            log.info("%s", text)
+    def note(self, text: str, *, missing: bool = False) -> None:
+        """Something the reader should know; `missing`, that calls are not recorded. Told to the user once."""
+        self.notes[text] = self.notes.get(text, 0) + 1
+        if text not in self._told:
+            self._told.add(text)
+            log.log(logging.WARNING if missing and self.warns else logging.INFO, "%s", text)
 
     def trouble(self, where: str, error: BaseException) -> None:
         """Our code failed inside a hook: the program goes on, and what is missing is said. What a signal handler of the

@@ -38,6 +38,7 @@ from ulpscope.store.tables import (
     VALUE,
 )
 
+_NOTHING: NDArray[Any] = np.zeros(0, dtype=CALL)
 _STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
 _LOOKS = 3
 _UNANSWERED = "not measured: the process ended before its device had answered"
@@ -52,21 +53,53 @@ class Dump:
         # The writer fills them first to last; read last to first, what a row points to is there even while it writes.
         tables = [_read_file(self.folder / name) for name in reversed(layout.TABLES)][::-1]
         self.recovered = _replay_journal(self.folder, tables)
-        strings, measures, sketches, values, calls = tables
-        self._lines = bytes(strings).split(b"\n")
-        if self._lines and (self._lines[-1] == b"" or len(strings) == 0):
-            self._lines.pop()
-        self._measures = _rows(measures, native.ROW)
-        self._sketches = bytes(sketches)
-        self._values = _rows(values, VALUE)
-        self._calls = _rows(calls, CALL)
+        self._read = [0] * len(tables)
+        self._lines: list[bytes] = []
+        self._rest = [bytearray() for _ in tables[1:]]
+        self._call_rows, self._value_rows, self._measure_rows = _Tuples(), _Tuples(), _Tuples()
         self._parsed: dict[int, Any] = {}
         self._metas: dict[int, _Meta] = {}
         self._slots: dict[int, Slot] = {}
-        self._call_rows, self._value_rows, self._measure_rows = map(
-            _Tuples, (self._calls, self._values, self._measures)
-        )
-        self._order = np.argsort(self._calls["seq"], kind="stable")
+        self._order = np.zeros(0, dtype=np.int64)
+        self._is_settled = True
+        self._take(tables)
+
+    def _take(self, tables: list[bytearray]) -> None:
+        """Adds to the tables what was read of them."""
+        self._read = [at + len(new) for at, new in zip(self._read, tables, strict=True)]
+        self._lines += bytes(tables[0]).split(b"\n")
+        cut = self._lines.pop()
+        if cut:
+            self._lines.append(cut)
+        self._is_settled = not cut and not bool((_rows(tables[1], native.ROW)["kind"] & PENDING).any())
+        for rows in (self._call_rows, self._value_rows, self._measure_rows):
+            rows.table = _NOTHING
+        self._measures = self._values = self._calls = _NOTHING  # what is looked at cannot grow
+        self._rest = [_joined(old, new) for old, new in zip(self._rest, tables[1:], strict=True)]
+        measures, self._sketches, values, calls = self._rest
+        self._measures = self._measure_rows.table = _rows(measures, native.ROW)
+        self._values = self._value_rows.table = _rows(values, VALUE)
+        self._calls = self._call_rows.table = _rows(calls, CALL)
+        first = len(self._order)
+        self._order = np.concatenate([self._order, first + np.argsort(self._calls["seq"][first:], kind="stable")])
+
+    def follow(self) -> bool:
+        """Reads what was added since, in the time that takes. Both times the writer must have flushed the dump. False where it
+        is not only added: a call has ended that had begun before others, or a number was still to come; open it anew then."""
+        manifest = _read_manifest(self.folder)
+        names = zip(layout.TABLES, self._read, strict=True)
+        tables = [_read_file(self.folder / name, at) for name, at in reversed(list(names))][::-1]
+        begun = _rows(tables[-1], CALL)["seq"]
+        first = len(self)
+        if not self._is_settled or (first and len(begun) and begun.min() < self._calls["seq"][self._order[-1]]):
+            return False
+        self.manifest = manifest
+        self._take(tables)
+        if "_by_seq" in self.__dict__:
+            self._by_seq.update((seq, row) for row, seq in enumerate(self._calls["seq"][first:].tolist(), first))
+        for name in ("_by_id", "_payload_file", "_payload_tail"):
+            self.__dict__.pop(name, None)
+        return True
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -185,7 +218,7 @@ class Dump:
             return None
         if start + size > len(self._sketches):
             raise DumpError(f"{self.folder / layout.SKETCHES} ends before byte {start + size}: the file is cut")
-        return np.frombuffer(self._sketches, dtype="<f4", count=size // 4, offset=start)
+        return np.frombuffer(memoryview(self._sketches).toreadonly(), dtype="<f4", count=size // 4, offset=start)
 
     def sample(self, value: Value) -> Array | None:
         """The numbers that stand for a tensor where its format keeps some elements of it; None in all others."""
@@ -368,8 +401,8 @@ class _Tuples:
 
     _BLOCK = 4096
 
-    def __init__(self, table: NDArray[Any]) -> None:
-        self._table = table
+    def __init__(self) -> None:
+        self.table: NDArray[Any] = _NOTHING  # which may grow
         self._blocks: dict[int, list[tuple[Any, ...]]] = {}
 
     def __getitem__(self, number: int) -> tuple[Any, ...]:
@@ -378,8 +411,20 @@ class _Tuples:
         if rows is None:
             if len(self._blocks) >= 4:
                 del self._blocks[next(iter(self._blocks))]
-            rows = self._blocks[block] = self._table[block * self._BLOCK : (block + 1) * self._BLOCK].tolist()
+            rows = self._blocks[block] = []
+        if at >= len(rows):
+            rows += self.table[block * self._BLOCK + len(rows) : (block + 1) * self._BLOCK].tolist()
         return rows[at]
+
+
+def _joined(old: bytearray, new: bytearray) -> bytearray:
+    if not old:
+        return new
+    try:
+        old += new
+    except BufferError:  # somebody holds what was read of it
+        old = old + new
+    return old
 
 
 def open_dump(path: str | Path, *, step: int | None = None, rank: int | None = None) -> Dump:
@@ -447,9 +492,13 @@ def _is_plain(path: Path) -> bool:
     raise DumpError(f"{path} is {what}; a dump holds plain files only")
 
 
-def _read_file(path: Path) -> bytearray:
+def _read_file(path: Path, at: int = 0) -> bytearray:
     try:
-        return bytearray(path.read_bytes()) if _is_plain(path) else bytearray()
+        if not _is_plain(path):
+            return bytearray()
+        with path.open("rb") as file:
+            file.seek(at)
+            return bytearray(file.read())
     except FileNotFoundError:
         return bytearray()
     except OSError as error:

@@ -19,7 +19,7 @@ from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.loader_watch import LoaderWatch
 from ulpscope.records import CallId
 from ulpscope.store import layout
-from ulpscope.store.formats.msprobe_writer import write_msprobe
+from ulpscope.store.formats.msprobe_writer import MsprobeFiles
 from ulpscope.store.reader import Dump
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,9 @@ class PrecisionDebugger:
         self.config = config
         _settle_randomness(config)
         self._capture = self._make_capture(model) if config.task != "free_benchmark" else FreeBenchmark(config, model)
-        self._written: dict[Path, int] = {}
+        # What was written in this run, and what more may come into.
+        self._written: set[Path] = set()
+        self._files: dict[Path, MsprobeFiles] = {}
         self._pid = os.getpid()
         self._loader: LoaderWatch | None = None
         self._last = config.last_step
@@ -149,23 +151,30 @@ class PrecisionDebugger:
         self._capture.start()
 
     def _write(self, folder: Path, finished: bool) -> None:
-        """Writes msprobe's files from ours when they are due, each time as a whole; ours go when the step is over."""
-        dump = Dump(folder)
+        """Brings msprobe's files to the state of ours: what is new is added. Ours go when the step is over."""
         own = (
             folder.name if os.getpid() == self._pid else f"proc{os.getpid()}"
         )  # of a forked child, as msprobe names it
-        target = Path(self.config.dump_path) / folder.parent.name / own
-        if self._written.get(target) != len(dump):
-            self._replace(dump.manifest.rank, target)
-            write_msprobe(
-                dump,
+        target = Path(self.config.dump_path).absolute() / folder.parent.name / own
+        # Taken out: whoever is interrupted, or fails, leaves nothing behind that could be added to.
+        files = self._files.pop(target, None)
+        if files is None or files.dump.folder != folder or not files.add():
+            files = MsprobeFiles(
+                Dump(folder),
                 target,
                 task=self.config.task,
                 level=self.config.level,
                 summary_mode=self.config.summary_mode,
             )
-            self._written[target] = len(dump)
-        if finished and dump.ending == "complete":
+            if target not in self._written:
+                self._replace(files.dump.manifest.rank, target)
+            files.write(replace=target in self._written)
+            self._written.add(target)
+        if not finished:
+            self._files[target] = files
+            return
+        files.finish()
+        if files.dump.ending == "complete":
             shutil.rmtree(folder)
             for above in (folder.parent, folder.parent.parent):
                 with contextlib.suppress(OSError):

@@ -151,7 +151,7 @@ class CompiledTap:
 
     def _aside(self, note: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self.observer.state()
-        self.observer.note(note)
+        self.observer.note(note, missing=True)
         self._enter(state)
         try:
             return original(*args, **kwargs)
@@ -219,7 +219,7 @@ class CompiledTap:
     def _begin_region(self, state: ThreadState, caller: FrameType) -> None:
         state.region = caller
         self._enter(state)
-        self.observer.note(_NOTE)
+        self.observer.note(_NOTE, missing=True)
 
     def _begin_compiling(self, *_: Any) -> None:
         self._enter(self.observer.state())

@@ -32,30 +32,42 @@ _no_functions = internals.no_functions
 
 
 class ModuleNames:
-    """Paths of modules. Models given by the user first; any other is entered when it is first called."""
+    """Paths of modules: those of the models that join, and of any other when it is first called. A path that was given stays."""
 
-    def __init__(self, models: Sequence[Module]) -> None:
+    def __init__(self) -> None:
         self._paths: dict[int, tuple[weakref.ref[Module], str]] = {}
-        self._prefixes: set[str] = set()
-        for number, model in enumerate(models):
-            self._enter(model, str(number) if len(models) > 1 else "")
+        self._taken: set[str] = set()
+        self._joined = 0
+
+    def join(self, models: Sequence[Module]) -> None:
+        """Enters models. One alone has no prefix and several have their numbers; who comes later has the next number that is
+        nobody's path, so no child of an earlier one either."""
+        alone = not self._taken and len(models) == 1
+        self._joined = max(self._joined, 1 if self._taken else 0)
+        for model in [model for model in models if not self._is_known(model)]:
+            while str(self._joined) in self._taken:
+                self._joined += 1
+            self._enter(model, "" if alone else str(self._joined))
+            self._joined += 1
 
     def of(self, module: Module, above: str) -> str:
         """`layers.0.mlp`; the empty text for the root. `above` is the path of the module that called it."""
-        found = self._paths.get(id(module))
-        if found is not None and found[0]() is module:
-            return found[1]
+        if self._is_known(module):
+            return self._paths[id(module)][1]
         name = type(module).__name__
-        prefix = f"{above}.{name}" if above else ("" if not self._prefixes else name)
+        prefix = f"{above}.{name}" if above else ("" if not self._taken else name)
         number = 1
-        while prefix in self._prefixes:
+        while prefix in self._taken:
             number += 1
             prefix = f"{above}.{name}_{number}" if above else f"{name}_{number}"
         self._enter(module, prefix)
         return self._paths[id(module)][1]
 
+    def _is_known(self, module: Module) -> bool:
+        found = self._paths.get(id(module))
+        return found is not None and found[0]() is module
+
     def _enter(self, model: Module, prefix: str) -> None:
-        self._prefixes.add(prefix)
         seen: set[int] = set()
         todo: list[tuple[str, Module]] = [(prefix, model)]
         while todo:
@@ -63,9 +75,9 @@ class ModuleNames:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            known = self._paths.get(id(module))
-            if known is None or known[0]() is not module:
+            if not self._is_known(module):
                 self._paths[id(module)] = (weakref.ref(module), path)
+                self._taken.add(path)
             # Not named_modules: it asks each module for its hash, and asks an override of the program's.
             below = [(name, child) for name, child in _children(module) if child is not None]
             todo += [(f"{path}.{name}" if path else str(name), child) for name, child in reversed(below)]
@@ -98,7 +110,7 @@ class ModuleTap:
         observer: Observer,
         backward: BackwardTap,
         *,
-        models: Sequence[Module],
+        names: ModuleNames,
         records: bool,
         new_thread: Callable[[ThreadState], None],
         tidy: Callable[[ThreadState, FrameType | None], None],
@@ -109,7 +121,7 @@ class ModuleTap:
         self.alone: tuple[Module, str] | None = None
         self.observer = observer
         self.backward = backward
-        self.names = ModuleNames(models)
+        self.names = names
         self._records = records
         self._parameters = ParameterGradients(observer) if records else None
         around: Around

@@ -21,7 +21,7 @@ from ulpscope.frameworks.torch.compiled import CompiledTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
 from ulpscope.frameworks.torch.foreign import ForeignTap
 from ulpscope.frameworks.torch.function_tap import FunctionTap
-from ulpscope.frameworks.torch.module_tap import ModuleTap, drop_ended, parameters_of
+from ulpscope.frameworks.torch.module_tap import ModuleNames, ModuleTap, drop_ended, parameters_of
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
@@ -82,6 +82,7 @@ class TorchProbe:
         *,
         level: Level,
         models: Sequence[Module],
+        names: ModuleNames | None = None,
         below: Callable[[OpenCall], bool] | None = None,
         vendor: Around | None = None,
         as_msprobe: bool = False,
@@ -92,11 +93,13 @@ class TorchProbe:
         kernels = level is Level.KERNEL and vendor is None
         if level is Level.MODULE and _are_on_cuda(models) and not (observer.fast is not None and doors.are_there()):
             measurer.measure_always()  # a kernel more is cheaper than a mode that torch tells of every call
+        names = names or ModuleNames()
+        names.join(models)
         self.backward = BackwardTap(observer, node_order=as_msprobe)
         self.modules = ModuleTap(
             observer,
             self.backward,
-            models=models,
+            names=names,
             records=level is not Level.OP,
             new_thread=lambda state: self._threads.enter(state),
             tidy=lambda state, caller: self._threads.tidy(state, caller),

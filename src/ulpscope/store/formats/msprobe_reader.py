@@ -141,6 +141,8 @@ class MsprobeDump(Dump):
                 self._notes.append(ending)
                 continue
             self._files.append(file)
+            told = file.header.get("notes")
+            self._notes += [note for note in told if isinstance(note, str)] if isinstance(told, list) else []
             self._names += file.names
             self._ids += ids
         if not self._files:

@@ -1,8 +1,9 @@
 """Writing a dump in the files of msprobe 26.2, so that its own tools read it.
 
-Everything is written into a folder beside the asked one, which then takes its name: no half-written file is ever seen.
+Everything is written into a folder beside the asked one, which then takes its name: no half-written file is ever seen. While a
+dump is being made, what it has more goes into the same files (`store/growing.py`): they are whole all the time.
 Where the format lacks a place for something, a key that msprobe ignores holds it: `slot` of a gradient that stands in another
-place than ours, `written` of a call that returns nothing, `error`, `is_recompute`.
+place than ours, `written` of a call that returns nothing, `error`, `is_recompute`; `notes` of the dump stand behind `data`.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
 from ulpscope.dtypes import dtype_named
 from ulpscope.errors import DumpError
 from ulpscope.naming import MODULE, OPTIMIZER, SAVED, call_text
-from ulpscope.records import CallId, CallRecord, PathStep, Phase, Role, Value
+from ulpscope.records import CallId, CallRecord, Frame, PathStep, Phase, Role, Value
 from ulpscope.store import layout
 from ulpscope.store.formats.msprobe_reader import LEVELS
 from ulpscope.store.formats.msprobe_values import DEVICE, DICT_OUTPUT, NO_INDEX, STATISTICS, WRITTEN
 from ulpscope.store.formats.pt import write_pt
+from ulpscope.store.growing import GrowingJson, drop_spare
 from ulpscope.store.reader import Dump
 
 LEVEL_NAMES = {ours: theirs for theirs, ours in LEVELS.items()}
@@ -56,72 +59,172 @@ def write_msprobe(
     dump: Dump, folder: Path, *, task: str = "statistics", level: str = "L1", summary_mode: str = "statistics"
 ) -> None:
     """Writes a dump into a new or empty folder. Raises DumpError when there is something in it already."""
-    if task not in _TASKS or summary_mode not in _SUMMARY_MODES or level not in (*LEVELS, "debug"):
-        raise DumpError(f"no msprobe dump has task {task!r}, level {level!r} and summary_mode {summary_mode!r}")
-    folder = Path(folder).absolute()
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft.mkdir(mode=0o750)
-        draft.chmod(0o750)
-        try:
-            _Files(dump, draft, folder, task, summary_mode).write(level)
-            draft.rename(folder)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise DumpError(f"cannot write {folder}: {error.strerror}; choose a new folder") from error
+    MsprobeFiles(dump, folder, task=task, level=level, summary_mode=summary_mode).write()
 
 
-class _Files:
-    """One dump on its way into a folder."""
+class MsprobeFiles:
+    """The files of one dump: written as a whole, and while the dump is still being made, what it has more by then."""
 
-    def __init__(self, dump: Dump, draft: Path, folder: Path, task: str, summary_mode: str) -> None:
-        self._dump = dump
-        self._draft = draft
-        self._folder = folder
+    def __init__(self, dump: Dump, folder: Path, *, task: str, level: str, summary_mode: str) -> None:
+        if task not in _TASKS or summary_mode not in _SUMMARY_MODES or level not in (*LEVELS, "debug"):
+            raise DumpError(f"no msprobe dump has task {task!r}, level {level!r} and summary_mode {summary_mode!r}")
+        self.dump = dump
+        self._folder = Path(folder).absolute()
+        self._into = self._folder
         self._task = task
+        self._level = level
         self._tensors = task in _WITH_TENSORS
         self._checksums = summary_mode == "md5"
+        self._files: dict[str, GrowingJson] = {}
+        self._kinds: set[bool] = set()  # whether there are saved values, and whether there are others
         self._names: set[str] = set()
         self._first: dict[tuple[Any, ...], str] = {}
+        self._stacks: Counter[int] = Counter()
+        self._has_optimizer = False
 
-    def write(self, level: str) -> None:
+    def write(self, *, replace: bool = False) -> None:
+        """Writes everything. With `replace` an earlier state of the files may be there, and is so until each of them is replaced."""
+        draft = self._folder.with_name(f".{self._folder.name}.{os.getpid()}")
+        with self._telling():
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            draft.mkdir(mode=0o750)
+            draft.chmod(0o750)
+            self._into = draft
+            try:
+                if self._tensors:
+                    (draft / layout.MSPROBE_TENSORS).mkdir(mode=0o750)
+                    (draft / layout.MSPROBE_TENSORS).chmod(0o750)
+                for name, head, entries, tail in self._contents(0):
+                    self._files[name] = GrowingJson(*head)
+                    self._files[name].create(draft / name, entries, tail)
+                if replace and self._folder.is_dir() and not self._folder.is_symlink():
+                    self._move_over(draft)
+                else:
+                    draft.rename(self._folder)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+            self._into = self._folder
+
+    def add(self) -> bool:
+        """Adds what the dump has more since it was read. False where all has to be written anew, from a dump that is opened anew."""
+        first = len(self.dump)
+        if not self.dump.follow():
+            return False
+        with self._telling():
+            contents = list(self._contents(first))
+            same = self._files.keys() == {name for name, *_ in contents}
+            silent = same and all(self._files[name].says(tail) for name, *_, tail in contents)
+            # Whoever has taken the files away meanwhile does not want them again.
+            if len(self.dump) == first and (silent or not self._folder.is_dir()):
+                return True
+            there = all(file.is_at(self._folder / name) for name, file in self._files.items())
+            if not there or not same:
+                return False
+            if self._tensors and not (self._folder / layout.MSPROBE_TENSORS).is_dir():
+                return False
+            for name, _, entries, tail in contents:
+                if len(self.dump) > first or not self._files[name].says(tail):
+                    self._files[name].add(self._folder / name, self._spare(name), entries, tail)
+        return True
+
+    def finish(self) -> None:
+        """Nothing more comes. Stacks that came again in what was added are one entry then, as in files that were written at once."""
+        with self._telling():
+            for name in self._files:
+                drop_spare(self._spare(name))
+            if (
+                self._stacks
+                and max(self._stacks.values()) > 1
+                and self._files[layout.STACKS].is_at(self._folder / layout.STACKS)
+            ):
+                self._stacks.clear()
+                GrowingJson("{").create(self._spare(layout.STACKS), self._stack_entries(0), "}\n")
+                os.replace(self._spare(layout.STACKS), self._folder / layout.STACKS)
+
+    def _spare(self, name: str) -> Path:
+        return self._folder / f".{name}.{os.getpid()}"
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DumpError(f"cannot write {self._folder}: {error.strerror or error}; choose a new folder") from error
+
+    def _move_over(self, draft: Path) -> None:
+        """Puts new files in the places of earlier ones. What names others comes last, and what nobody names any more goes."""
+        tensors = layout.MSPROBE_TENSORS
+        kept = {tensors, *self._files}
         if self._tensors:
-            (self._draft / layout.MSPROBE_TENSORS).mkdir(mode=0o750)
-            (self._draft / layout.MSPROBE_TENSORS).chmod(0o750)
-        ids = self._dump.ids()
-        places = [number for number, call in enumerate(ids) if call.kind not in (OPTIMIZER, SAVED)]
-        saved = [number for number, call in enumerate(ids) if call.kind == SAVED]
-        if places or not saved:
-            self._write_data(layout.MSPROBE[0], level, places)
-        if saved:
-            self._write_data(layout.MSPROBE[1], "debug", saved)
-        self._write_json("stack.json", _stacks(self._dump))
-        self._write_json("construct.json", {} if level == "L1" else _construct(self._dump))
+            (self._folder / tensors).mkdir(mode=0o750, exist_ok=True)
+            kept |= {f"{tensors}/{name}" for name in os.listdir(draft / tensors)}
+        for name in sorted(kept - {tensors, *self._files}) + list(self._files):
+            os.replace(draft / name, self._folder / name)
+        shutil.rmtree(draft)
+        for path in [*self._folder.iterdir(), *(self._folder / tensors).glob("*")]:
+            if str(path.relative_to(self._folder)) not in kept:
+                path.unlink()
 
-    def _write_data(self, name: str, level: str, places: Iterable[int]) -> None:
+    def _contents(self, first: int) -> Iterator[tuple[str, tuple[str, ...], Iterator[str], str]]:
+        """The files for the calls from `first` on: name, how it begins, entries, how it ends. What names others comes last."""
+        ids = [self.dump.nth(place).id for place in range(first, len(self.dump))] if first else self.dump.ids()
+        saved = [place for place, call in enumerate(ids, first) if call.kind == SAVED]
+        places = [place for place, call in enumerate(ids, first) if call.kind not in (OPTIMIZER, SAVED)]
+        self._kinds |= {True for _ in saved[:1]} | {False for _ in places[:1]}
+        yield layout.STACKS, ("{",), self._stack_entries(first), "}\n"
+        yield layout.PARENTS, ("{",), self._parent_entries(first), "}\n"
+        notes = f', "notes": {_text(list(self.dump.manifest.notes))}' if self.dump.manifest.notes else ""
+        if False in self._kinds or not self._kinds:
+            yield layout.MSPROBE[0], self._head(self._level), self._call_entries(places), f"\n}}{notes}}}\n"
+            notes = ""
+        if True in self._kinds:
+            yield layout.MSPROBE[1], self._head("debug"), self._call_entries(saved), f"\n}}{notes}}}\n"
+
+    def _head(self, level: str) -> tuple[str, ...]:
         tensors = str(self._folder / layout.MSPROBE_TENSORS) if self._tensors else None
         header = {"task": self._task, "level": level, "framework": "pytorch", "dump_data_dir": tensors}
-        with self._new(name) as file:
-            # Call after call: a dump may be larger than memory.
-            file.write(_text(header)[:-1] + ', "data": {')
-            separator = "\n"
-            for place in places:
-                call = self._dump.nth(place)
-                file.write(f"{separator}{_text(call_text(call.id))}: {_text(self._entry(call))}")
-                separator = ",\n"
-            file.write("\n}}\n")
+        return _text(header)[:-1] + ', "data": {', "\n", ",\n"
 
-    def _write_json(self, name: str, content: Any) -> None:
-        with self._new(name) as file:
-            file.write(_text(content) + "\n")
+    def _call_entries(self, places: list[int]) -> Iterator[str]:
+        # Call after call: a dump may be larger than memory.
+        for place in places:
+            call = self.dump.nth(place)
+            yield f"{_text(call_text(call.id))}: {_text(self._entry(call))}"
 
-    def _new(self, name: str) -> TextIO:
-        descriptor = os.open(self._draft / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
-        os.fchmod(descriptor, 0o640)
-        return os.fdopen(descriptor, "w", encoding="utf-8")
+    def _stack_entries(self, first: int) -> Iterator[str]:
+        names: dict[int, list[str]] = {}
+        samples: dict[int, CallRecord] = {}
+        for call in self._calls(first):
+            if call.stack is not None and call.id.kind != OPTIMIZER:
+                names.setdefault(call.stack, []).append(call_text(call.id))
+                samples.setdefault(call.stack, call)
+        for stack, calls in names.items():
+            frames = [_frame(frame) for frame in self.dump.stack(samples[stack])]
+            yield f"{_text(str(self._stacks.total()))}: {_text([calls, frames])}"
+            self._stacks[stack] += 1
+
+    def _parent_entries(self, first: int) -> Iterator[str]:
+        if self._level == "L1":
+            return
+        found: dict[str, str | None] = {}
+        for call in self._calls(first):
+            if call.id.kind == OPTIMIZER:
+                found[OPTIMIZER.lower()] = None
+            elif call.id.kind != SAVED and call.id.phase is not Phase.PARAMETERS_GRAD:
+                above = self.dump.parent(call)
+                inside = above is not None and above.kind == OPTIMIZER
+                if inside:
+                    found.setdefault(OPTIMIZER.lower(), None)
+                found[call_text(call.id)] = None if above is None else OPTIMIZER.lower() if inside else call_text(above)
+        if self._has_optimizer:
+            found.pop(OPTIMIZER.lower(), None)
+        self._has_optimizer |= OPTIMIZER.lower() in found
+        for name, above_name in found.items():
+            yield f"{_text(name)}: {_text(above_name)}"
+
+    def _calls(self, first: int) -> Iterator[CallRecord]:
+        return map(self.dump.nth, range(first, len(self.dump)))
 
     # --- one call -----------------------------------------------------------------------------------------------
 
@@ -189,7 +292,7 @@ class _Files:
 
     def _numbers(self, call: CallRecord, role: Role) -> dict[tuple[PathStep, ...], int]:
         """msprobe counts the tensors of a module that need a gradient, however nested: positional arguments, or results."""
-        forward = None if call.origin is None or call.id.kind != MODULE else self._dump.by_seq(call.origin)
+        forward = None if call.origin is None or call.id.kind != MODULE else self.dump.by_seq(call.origin)
         if forward is None:
             return {}
         side = Role.OUTPUT if role is Role.INPUT else Role.INPUT
@@ -240,7 +343,7 @@ class _Files:
     def _store(self, call: CallId, value: Value, place: tuple[PathStep, ...]) -> str:
         """Writes the elements of a value, or a link to an equal one; returns the name of the file."""
         name = self._file_name(".".join([call_text(call), *map(str, place)]))
-        path = self._draft / layout.MSPROBE_TENSORS / name
+        path = self._into / layout.MSPROBE_TENSORS / name
         element = str(value.extra.get("stored_dtype", value.dtype))
         shape = tuple(value.extra.get("stored_shape", value.shape or ()))
         key = (value.payload, element, shape)
@@ -249,7 +352,7 @@ class _Files:
             with contextlib.suppress(OSError):  # a file system without links, or too many of them
                 os.link(path.with_name(first), path)
                 return name
-        bits = np.ascontiguousarray(self._dump.load_bits(value)).reshape(-1)
+        bits = np.ascontiguousarray(self.dump.load_bits(value)).reshape(-1)
         write_pt(path, bits.view(np.uint8).data if bits.size else b"", dtype_named(element), shape)
         self._first[key] = name
         return name
@@ -310,35 +413,5 @@ def _text(content: Any) -> str:
     return json.dumps(content, allow_nan=False).replace(json.dumps(_MINUS_INFINITY), _MINUS_INFINITY_NUMBER)
 
 
-# --- stacks and parents -----------------------------------------------------------------------------------------
-
-
-def _stacks(dump: Dump) -> dict[str, Any]:
-    names: dict[int, list[str]] = {}
-    samples: dict[int, CallRecord] = {}
-    for call in dump.calls():
-        if call.stack is not None and call.id.kind != OPTIMIZER:
-            names.setdefault(call.stack, []).append(call_text(call.id))
-            samples.setdefault(call.stack, call)
-    return {
-        str(number): [calls, list(_frames(dump, samples[stack]))] for number, (stack, calls) in enumerate(names.items())
-    }
-
-
-def _frames(dump: Dump, call: CallRecord) -> Iterator[str]:
-    for frame in dump.stack(call):
-        yield f"File {frame.file}, line {frame.line}, in {frame.function}, \n {frame.text}"
-
-
-def _construct(dump: Dump) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for call in dump.calls():
-        if call.id.kind == OPTIMIZER:
-            found[OPTIMIZER.lower()] = None
-        elif call.id.kind != SAVED and call.id.phase is not Phase.PARAMETERS_GRAD:
-            above = dump.parent(call)
-            inside = above is not None and above.kind == OPTIMIZER
-            if inside:
-                found.setdefault(OPTIMIZER.lower(), None)
-            found[call_text(call.id)] = None if above is None else OPTIMIZER.lower() if inside else call_text(above)
-    return found
+def _frame(frame: Frame) -> str:
+    return f"File {frame.file}, line {frame.line}, in {frame.function}, \n {frame.text}"
