@@ -212,3 +212,12 @@ def test_a_file_that_is_no_ring_holds_nothing(tmp_path: Path) -> None:
     for content in (b"", b"x" * 10, b"ulpring1" + b"\xff" * 5000):
         (tmp_path / "ring").write_bytes(content)
         assert left_in(tmp_path / "ring") == (0, b"")
+
+
+def test_the_page_of_the_format_is_about_the_version_that_is_written() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "dump-format.md").read_text()
+    assert page.startswith(f"# Dump format, version {layout.FORMAT_VERSION}\n")
+    history = page.partition("## History")[2]
+    assert [int(version) for version in re.findall(r"^(\d+): ", history, re.MULTILINE)] == [
+        *range(1, layout.FORMAT_VERSION + 1)
+    ]
