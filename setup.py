@@ -34,9 +34,11 @@ direct = ["-fno-plt"] if sys.platform == "linux" else []
 setup(
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
-        extension("_native", includes=("_crc.h", "_half.h", "_measure.h")),
+        extension("_native", includes=("_cpu.h", "_crc.h", "_half.h", "_measure.h")),
         extension("_making"),
-        extension("_pairs", "-ffp-contract=off", includes=("_crc.h", "_half.h", "_pairs_kernels.h", "_pairs_near.h")),
+        extension(
+            "_pairs", "-ffp-contract=off", includes=("_cpu.h", "_crc.h", "_half.h", "_pairs_kernels.h", "_pairs_near.h")
+        ),
         # One unit that calls itself without a detour.
         extension("_taps", "-fvisibility=hidden", *direct, includes=("_taps.h", "_measure.h", *parts)),
         extension("store.formats._leaves"),
