@@ -24,7 +24,5 @@ static unsigned cpu_has(void) {
     if ((has & CPU_FOLD) && (b7 & bit_AVX512F) && (c7 & bit_VPCLMULQDQ)) has |= CPU_FOLD_WIDE;
     return has;
 }
-#else
-static unsigned cpu_has(void) { return 0; }
 #endif
 #endif
