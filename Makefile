@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test torture torches lint bench conformance clean
+.PHONY: help venv demo test torture torches lint bench conformance wheels clean
 
 help:
 	@echo "make demo         a guided run on a CPU"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint         ruff check, ruff format --check, mypy"
 	@echo "make bench        speed against the peer, both in one run"
 	@echo "make conformance  which seed features have a test (ARGS=--missing: only those without)"
+	@echo "make wheels       abi3 wheels for Linux on x86-64 and aarch64, made and tried in .wheels"
 	@echo "make venv         only install into $(VENV)"
 	@echo "make clean        remove everything made here"
 
@@ -60,8 +61,12 @@ bench: $(STAMP)
 conformance:
 	$(PYTHON) tools/conformance.py $(ARGS)
 
+# Compiled by zig, a download of 100 MB; the aarch64 one runs under qemu-aarch64-static, from Debian's qemu-user-static.
+wheels:
+	$(PYTHON) tools/wheels.py
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) .wheels build dist src/*.egg-info
 	find src -name "*.so" -o -name "*.pyd" | xargs rm -f
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,8 +4,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "_cpu.h"
 #ifdef __x86_64__
-#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -72,7 +72,6 @@ __attribute__((target("pclmul,sse4.1,avx512f,vpclmulqdq"))) static uint32_t crc_
 }
 #endif
 
-/* ULPSCOPE_ISA as for the kernels. */
 static void crc_begin(void) {
     for (unsigned i = 0; i < 256; i++) {
         crc_table[0][i] = i;
@@ -84,14 +83,8 @@ static void crc_begin(void) {
     }
     fold_by(2048, crc_farthest), fold_by(512, crc_far), fold_by(128, crc_near);
 #ifdef __x86_64__
-    const char *wish = getenv("ULPSCOPE_ISA");
-    unsigned a, b, c = 0, d;
-    __builtin_cpu_init();
-    if (!__get_cpuid(1, &a, &b, &c, &d) || (wish && !strcmp(wish, "base"))) return;
-    if (!(c & bit_PCLMUL) || !(c & bit_SSE4_1)) return;
-    crc_update = crc_folded;
-    if (wish && !strcmp(wish, "avx2")) return;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq")) crc_update = crc_folded_wide;
+    unsigned has = cpu_has();
+    if (has & CPU_FOLD) crc_update = has & CPU_FOLD_WIDE ? crc_folded_wide : crc_folded;
 #endif
 }
 #endif

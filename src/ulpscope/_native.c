@@ -7,8 +7,8 @@
 #include "_abi.h"
 #include <float.h>
 #include <math.h>
+#include <stddef.h>
 #ifdef __x86_64__
-#include <cpuid.h>
 #include <immintrin.h>
 #endif
 #include "_crc.h"
@@ -515,23 +515,13 @@ static PyObject *fingerprint(PyObject *module, PyObject *const *args, Py_ssize_t
     return PyBytes_FromStringAndSize((const char *)out, sizeof out);
 }
 
-/* ULPSCOPE_ISA=base or avx2 keeps to less than the machine has: to find out whether a kernel is at fault. */
 static const char *choose_kernels(void) {
 #ifdef __x86_64__
-    const char *wish = getenv("ULPSCOPE_ISA");
-    unsigned a, b, c = 0, d;
-    __builtin_cpu_init();
-    if (!__get_cpuid(1, &a, &b, &c, &d) || (wish && !strcmp(wish, "base"))) return "base";
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !(c & bit_F16C)) return "base";
-    kernels = kernels_32;
-    if ((wish && !strcmp(wish, "avx2")) || !__builtin_cpu_supports("avx512f")) return "avx2";
-    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq")) return "avx2";
-    if (!__builtin_cpu_supports("avx512vl")) return "avx2";
-    kernels = kernels_64;
-    return "avx512";
-#else
-    return "base";
+    unsigned has = cpu_has();
+    if (has & CPU_AVX512) return kernels = kernels_64, "avx512";
+    if (has & CPU_AVX2) return kernels = kernels_32, "avx2";
 #endif
+    return "base";
 }
 
 static int execute(PyObject *module) {

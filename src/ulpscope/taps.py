@@ -11,9 +11,12 @@ ASKED = os.environ.get("ULPSCOPE_NATIVE", "")
 
 try:
     from ulpscope import _taps as C
+
+    HAVE_EXTENSION = True
 except ImportError:
     C = None  # type: ignore[assignment]
+    HAVE_EXTENSION = False
 if ASKED == "off":
     C = None  # type: ignore[assignment]
 
-__all__ = ["ASKED", "MODES", "C"]
+__all__ = ["ASKED", "HAVE_EXTENSION", "MODES", "C"]

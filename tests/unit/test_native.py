@@ -2,9 +2,12 @@
 
 import math
 import os
+import platform
+import re
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -463,3 +466,23 @@ def test_a_float32_row_is_the_same_whatever_the_instruction_set():
         outputs.add(subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True).stdout)
     assert len(outputs) == 1
     assert len(outputs.pop()) == 2 * (112 + 1024) + 1
+
+
+@pytest.mark.skipif(
+    len(MODULES) < 2 or platform.machine() != "x86_64", reason="the extension is not built, or has one kernel"
+)
+def test_the_kernels_are_those_that_the_system_says_this_processor_has():
+    flags = set(re.search(r"^flags\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+    best = "base"
+    if flags >= {"avx2", "fma", "f16c"}:
+        best = "avx512" if flags >= {"avx512f", "avx512bw", "avx512dq", "avx512vl"} else "avx2"
+    program = "from ulpscope import _native, _pairs; print(_native.ISA, _pairs.ISA)"
+    for wish, expected in (
+        ("", best),
+        ("base", "base"),
+        ("avx2", min("avx2", best, key=["base", "avx2", "avx512"].index)),
+    ):
+        environment = {**os.environ, "ULPSCOPE_ISA": wish, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", program]
+        chosen = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+        assert chosen == [expected, expected]

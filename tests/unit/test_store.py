@@ -264,3 +264,12 @@ def test_a_dump_is_not_followed_while_a_device_has_not_answered(tmp_path: Path) 
     builder.writer.flush(builder.manifest)
     assert not Dump(builder.folder).follow()
     builder.close()
+
+
+def test_the_page_of_the_format_is_about_the_version_that_is_written() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "dump-format.md").read_text()
+    assert page.startswith(f"# Dump format, version {layout.FORMAT_VERSION}\n")
+    history = page.partition("## History")[2]
+    assert [int(version) for version in re.findall(r"^(\d+): ", history, re.MULTILINE)] == [
+        *range(1, layout.FORMAT_VERSION + 1)
+    ]

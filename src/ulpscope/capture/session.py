@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from ulpscope import taps
+from ulpscope import parts, taps
 from ulpscope.capture.folder import absolute, claim, make_folder, token_of
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
@@ -110,6 +110,7 @@ class Capture:
             payloads=payloads,
             reuse=config.reuse,
         )
+        parts.say_missing("recording")
         if config.overflows is None and taps.C is not None:
             self._recorder.use(taps.C.Fast())
         self.sieve = None if config.overflows is None else self._make_sieve(config.overflows)

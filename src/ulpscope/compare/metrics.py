@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import pairs, pairs_fallback
+from ulpscope import pairs, pairs_fallback, parts
 from ulpscope.dtypes import DType, dtype_named
 from ulpscope.making import maker
 
@@ -113,6 +113,7 @@ def contrast_bits(
             "compare tensors of one shape"
         )
     either_complex = left.name.startswith("complex") or right.name.startswith("complex")
+    parts.say_missing("comparing")
     add = pairs_fallback.contrast if either_complex else pairs.contrast
     state = bytearray(pairs.STATE.itemsize)
     more = () if checksums is None else (checksums,)
@@ -147,6 +148,7 @@ class Streams:
 
 def contrast_short(streams: Sequence[Streams]) -> list[Contrast]:
     """How each of several short pairs of streams differs, read in one go without Python's lock."""
+    parts.say_missing("comparing")
     states = [bytearray(pairs.STATE.itemsize) for _ in streams]
     pairs.contrast_all(
         [
