@@ -193,6 +193,25 @@ def hand_made(told: Told, update: Callable[[nn.Module], None] = by_hand) -> None
             told("e")
 
 
+def taught_by_hand(told: Told) -> None:
+    teacher, model = net(), net()
+    for _ in range(3):
+        with torch.no_grad():
+            teacher(X)
+        told("t")
+        model(X).mean().backward()
+        by_hand(model)
+        told("u")
+
+
+def attacked(told: Told) -> None:
+    model, image = net().eval(), torch.ones(3, 2, requires_grad=True)
+    for _ in range(3):
+        model(image).mean().backward()
+        image.data += 0.1
+        told("b")
+
+
 def summed_by_hand(told: Told) -> None:
     model = net()
     for at in range(6):
@@ -249,6 +268,8 @@ def rollouts(told: Told) -> None:
         (overflowed, "0 1 2 3"),
         (hand_made, "u ue u"),
         (lambda told: hand_made(told, by_data), "u ue u"),
+        (taught_by_hand, "tu tu tu"),
+        (attacked, "b b b"),
         (tried_first, "fffffo o"),
         (always_in_eval_mode, "o o"),
         (rollouts, "rrro orrr o o"),
@@ -349,7 +370,7 @@ def test_an_optimizer_that_never_updates_keeps_no_step_open_for_long(told: Told)
 
 
 def test_what_is_watched_is_given_back() -> None:
-    watched = (nn.Module.__call__, Optimizer.__init__, torch.autograd.backward)
+    watched = (nn.Module.__call__, Optimizer.__init__, internals.GradScaler.step)
     before = [function.__code__ for function in watched]  # type: ignore[attr-defined]
     watch = StepWatch(lambda: None, lambda: None, lambda *_: None)
     watch.install()

@@ -41,7 +41,7 @@ class Model:
 
     def hear(self, result: Any) -> None:
         self.results = []
-        for leaf in _leaves(result):
+        for leaf in leaves_of(result):
             try:
                 self.results.append(weakref.ref(leaf))
             except TypeError:  # nothing that anybody could come back with
@@ -102,7 +102,7 @@ def place_of_call(number: int) -> int:
 
 def _continues(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a model goes on with something that it gave last (a cache, a hidden state), or with its own input and one token more."""
-    leaves = list(_leaves((args, kwargs)))
+    leaves = list(leaves_of((args, kwargs)))
     before, model.shapes = model.shapes, [_shape(leaf) for leaf in leaves]
     given = {id(leaf) for reference in model.results if (leaf := reference()) is not None}
     if any(id(leaf) in given for leaf in leaves):
@@ -125,7 +125,7 @@ def _shape(leaf: Any) -> tuple[int, ...]:
     return tuple(leaf.shape)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves_of(value: Any) -> Iterator[Any]:
     """The objects that a value holds, the first ones of many."""
     todo, count = [value], 0
     while todo and count < _LEAVES:

@@ -51,9 +51,6 @@ class StepWatch:
         self._begin()
         self._installed = False
         self._swap = CodeSwap(Module.__call__, self._around)
-        # Only where a model trains and no optimizer is known.
-        self._sees_backward = False
-        self._backward = watching(torch.autograd, "backward", self._around_backward, trouble)
         self._swaps = [
             *watching(Optimizer, "__init__", self._around_optimizer, trouble),
             *watching(internals.GradScaler, "step", self._around_scaler, trouble),
@@ -80,7 +77,7 @@ class StepWatch:
         self.remove()
         for hook in self._hooks:
             hook.remove()
-        for swap in [*self._swaps, *self._backward]:
+        for swap in self._swaps:
             swap.remove()
 
     def _begin(self) -> None:
@@ -125,10 +122,10 @@ class StepWatch:
         heard = None
         model = self._forwards.model(module)
         if model.size:
+            if not self._optimizers and self._by_hand.has_updated():
+                self._updated()
             trains = self._has_updated or bool(self._optimizers)
             kind, heard = self._forwards.kind(module, model, args, kwargs, trains=trains)
-            if not trains and torch.is_grad_enabled():
-                self._see_backward()
             self._end_before(model.size, place_of_call(model.number), kind, trains=trains)
             self._prepares = False
             if kind is Stretch.GENERATION and not model.generates and self._counts.get(Stretch.EVALUATION.value):
@@ -138,7 +135,8 @@ class StepWatch:
             self._count(kind)
             if kind is Stretch.TRAINING:
                 self._trained += 1
-                self._by_hand.add(module)
+            if not self._optimizers and torch.is_grad_enabled():
+                heard = self._by_hand.follow(module, heard)
         else:
             self._prepared += self._prepares
         return heard
@@ -148,18 +146,16 @@ class StepWatch:
         if trains or kind is Stretch.TRAINING:
             if self._updates and self._is_over(place, kind):
                 self._end()
-            self._places.setdefault(place, self._updates)
         elif size >= self._largest and kind is not Stretch.GENERATION:
             is_full = self._number < _INFERENCES or self._inferred >= _INFERENCES
             if self._inferred and is_full and size == self._largest:
                 self._end()
             self._largest = size
             self._inferred += 1
+        self._places.setdefault(place, self._updates)
 
     def _is_over(self, place: int, kind: Stretch) -> bool:
         if threading.get_ident() != self._thread:
-            return False
-        if not self._optimizers and not self._by_hand.has_written():
             return False
         if self._places.get(place, self._updates) < self._updates:
             return True
@@ -237,17 +233,4 @@ class StepWatch:
         result = original(*args, **kwargs)
         if (self._number, self._updates) == before:
             self._had_turn(args[1] if len(args) > 1 else kwargs["optimizer"])
-        return result
-
-    def _see_backward(self) -> None:
-        if not self._sees_backward:
-            self._sees_backward = True
-            for swap in self._backward:
-                swap.install()
-
-    def _around_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = original(*args, **kwargs)
-        if not self._optimizers:
-            self._by_hand.after_backward()
-            self._updated()
         return result

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.forwards import Heard, leaves_of
 from ulpscope.frameworks.torch.module_tap import parameters_of
 
 # An optimizer that made no update in so many steps is not waited for.
@@ -70,37 +71,50 @@ class _Known:
 
 
 class ByHand:
-    """Updates without an optimizer, told from gradients that are being accumulated: these leave everything as backward left it."""
+    """Updates without an optimizer: a backward pass was made, and then a parameter was written or all gradients taken away. Where
+    they are only being summed, everything stays."""
 
     def __init__(self) -> None:
         self._models: dict[int, weakref.ref[Module]] = {}
-        self._marks: list[Any] = []
-        # Writes through `.data` raise no version; where none was ever seen to be told, each backward counts.
+        self._versions: list[int] = []
+        self._was_passed = False
+        # Writes through `.data` raise no version; until an update was seen to be told, each backward pass counts for one.
         self._are_told = False
 
-    def add(self, model: Module) -> None:
-        """A model that is being trained."""
+    def follow(self, model: Module, then: Heard | None) -> Heard:
+        """What wants to hear of the result of a model that may be trained. A hook on its graph tells when a backward pass comes."""
         key = id(model)
         if key not in self._models:
             self._models[key] = weakref.ref(model, lambda _: self._models.pop(key, None))
+            self._versions = self._look()[0]
 
-    def after_backward(self) -> None:
-        self._marks = self._look()
+        def hear(result: Any) -> None:
+            with internals.no_functions():
+                for leaf in leaves_of(result):
+                    if isinstance(leaf, Tensor) and not internals.is_transformed(leaf) and leaf.grad_fn is not None:
+                        leaf.grad_fn.register_prehook(self._passes)
+            if then is not None:
+                then(result)
 
-    def has_written(self) -> bool:
-        """Whether anybody wrote to a parameter, or took its gradient away, since the last backward pass."""
-        is_written = self._look() != self._marks
-        self._are_told |= is_written
-        return is_written or not self._are_told
+        return hear
 
-    def _look(self) -> list[Any]:
+    def _passes(self, gradients: Any) -> None:
+        self._was_passed = True
+
+    def has_updated(self) -> bool:
+        """Whether an update was made since this was last asked."""
+        if not self._was_passed:
+            return False
+        versions, has_gradients = self._look()
+        is_told = versions != self._versions or not has_gradients
+        self._versions = versions
+        self._are_told |= is_told
+        self._was_passed = self._are_told and not is_told
+        return not self._was_passed
+
+    def _look(self) -> tuple[list[int], bool]:
+        """The versions of all parameters, and whether any has a gradient."""
         models = [model for reference in [*self._models.values()] if (model := reference()) is not None]
         with internals.no_functions():
-            return [_mark(parameter) for parameter in parameters_of(models)]
-
-
-def _mark(parameter: Tensor) -> Any:
-    if parameter.is_inference() or not parameter.is_leaf:
-        return None
-    gradient = parameter.grad
-    return parameter._version, gradient is None, 0 if gradient is None else gradient._version
+            own = [value for value in parameters_of(models) if value.is_leaf and not value.is_inference()]
+            return [value._version for value in own], any(value.grad is not None for value in own)
