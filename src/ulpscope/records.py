@@ -21,6 +21,15 @@ class Phase(str, enum.Enum):
     DEBUG = "debug"
 
 
+class Stretch(str, enum.Enum):
+    """What a step does where nobody marked it."""
+
+    PREPARATION = "preparation"
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    GENERATION = "generation"
+
+
 class Role(str, enum.Enum):
     """What a value is to its call."""
 
@@ -246,3 +255,5 @@ class Manifest:
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    # Forwards of each kind of stretch; empty where steps were marked by hand.
+    stretches: dict[str, int] = field(default_factory=dict)

@@ -94,6 +94,37 @@ def test_without_an_optimizer_a_step_is_a_forward_of_the_largest_model(tmp_path:
     assert [sum(call.name.endswith("Sequential") for call in dump.ids()) for dump in dumps] == [1, 1]
 
 
+PREPARED = """
+import torch
+class Normalize(torch.nn.Module):
+    def forward(self, x):
+        return x.sub(0.5).div(0.5)
+normalize = Normalize()
+batch = torch.stack([normalize(torch.ones(4)) for _ in range(50)])
+"""
+EVALUATION = """
+    with torch.no_grad():
+        for _ in range(2):
+            model(x)
+"""
+
+
+def test_show_names_what_each_step_did_and_an_evaluation_changes_no_number(tmp_path: Path) -> None:
+    (tmp_path / "evaluated.py").write_text(PREPARED + TRAIN + EVALUATION)
+    run("capture", "-o", tmp_path / "run", "--", sys.executable, tmp_path / "evaluated.py")
+    dumps = ulpscope.open_run(tmp_path / "run")
+    counts = {"training": 1, "evaluation": 2}
+    assert [dump.manifest.stretches for dump in dumps] == [{"preparation": 50, **counts}, counts, counts]
+    shown = run("show", tmp_path / "run")
+    assert [line.split("complete")[1].split() for line in shown.stdout.splitlines() if "complete" in line] == [
+        ["preparation", "50,", "training", "1,", "evaluation", "2"],
+        ["training", "1,", "evaluation", "2"],
+        ["training", "1,", "evaluation", "2"],
+    ]
+    told = json.loads(run("show", tmp_path / "run", "--format", "json").stdout)
+    assert told["dumps"][1]["stretches"] == counts
+
+
 @pytest.mark.parametrize(
     ("program", "code"),
     [

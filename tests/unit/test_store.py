@@ -180,6 +180,15 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, config: Any) -> N
         open_dump(folder)
 
 
+@pytest.mark.parametrize("stretches", [5, None, [], {"training": "1"}])
+def test_stretches_that_are_no_counts_are_refused(tmp_path: Path, stretches: Any) -> None:
+    folder = built(tmp_path).close()
+    content = json.loads((folder / layout.MANIFEST).read_text())
+    (folder / layout.MANIFEST).write_text(json.dumps({**content, "stretches": stretches}))
+    with pytest.raises(DumpError, match=r"its stretches are .{1,40}, not counts"):
+        open_dump(folder)
+
+
 def test_a_wrong_name_brings_the_nearest(tmp_path: Path) -> None:
     dump = open_dump(built(tmp_path).close())
     with pytest.raises(DumpError, match=r"Did you mean 'Torch\.add\.1\.forward'"):

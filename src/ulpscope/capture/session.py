@@ -299,7 +299,7 @@ class Capture:
         elif not self._recorder.active:
             if self._steps is not None:
                 self._steps.remove()
-                self._probe.modules.outermost = self._steps.outermost
+                self._probe.modules.steps = self._steps
             # While we were off nobody looked: a value may have been written without a trace.
             self._recorder.measurer.begin_window()
             self._probe.install()
@@ -431,6 +431,7 @@ class Capture:
             "environment": self._environment,
             "notes": [*internals.LACKING, *notes],
             "counts": self._writer.counts,
+            **({} if self._steps is None else {"stretches": self._steps.stretches}),
         }
 
     def _place(self) -> tuple[int, int]:

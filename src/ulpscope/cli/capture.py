@@ -64,8 +64,8 @@ def capture(
     ulpscope capture -o runs/a -- python train.py
     ulpscope capture -o runs/b --level mix --steps 0,100 -- torchrun --nproc-per-node 8 train.py
 
-    Every Python process below COMMAND that imports torch is recorded. A step is an optimizer step, or, where there is no
-    optimizer, a forward of the largest model. The exit code is that of COMMAND; 3 if it is 0 and what was recorded cannot be
+    Every Python process below COMMAND that imports torch is recorded. A step is a round of a training loop, with the updates
+    of all its optimizers, or, where nothing is trained, a forward of the largest model or a generation. The exit code is that of COMMAND; 3 if it is 0 and what was recorded cannot be
     read, 4 if it is 0 and nothing was recorded.
     """
     options = {} if config is None else read_config_file(config)

@@ -113,7 +113,7 @@ class Noise:
                 backward=self.config.backward,
             )
             if self._steps is not None:
-                self._probe.modules.outermost = self._steps.outermost
+                self._probe.modules.steps = self._steps
         self._calls.active = self.started = True
         self._probe.install()
         atexit.register(self.close)

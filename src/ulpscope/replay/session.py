@@ -60,7 +60,7 @@ class Ledger:
             self._models += [item for item in models_of(model) if not any(item is known for known in self._models)]
             self._probe = ReplayProbe(self._calls, self._add, self._calls.source, models=self._models)
             if self._steps is not None:
-                self._probe.modules.outermost = self._steps.outermost
+                self._probe.modules.steps = self._steps
         self._calls.active = True
         self._probe.install()
         self.started = True

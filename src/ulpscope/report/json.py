@@ -22,6 +22,7 @@ def run_json(dumps: list[Dump]) -> dict[str, Any]:
                 "level": dump.manifest.level,
                 "calls": len(dump),
                 "ending": dump.ending,
+                "stretches": dump.manifest.stretches,
                 "notes": list(dump.manifest.notes),
             }
             for dump in dumps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ulpscope.naming import call_text, slot_text
-from ulpscope.records import CallRecord, Role, Value
+from ulpscope.records import CallRecord, Role, Stretch, Value
 from ulpscope.store.reader import Dump
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
@@ -13,12 +13,15 @@ _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 def run_lines(dumps: Sequence[Dump]) -> Iterator[str]:
     """A run in a table: a line for each step and rank."""
-    yield table_line(("step", "rank", "level", "calls", "values", "payload", "ending"), _RUN)
+    names = ["step", "rank", "level", "calls", "values", "payload", "ending"]
+    yield table_line([*names, "forwards"] if any(dump.manifest.stretches for dump in dumps) else names, _RUN)
     for dump in dumps:
         manifest = dump.manifest
         payload = _size(manifest.counts.get("payload_bytes", 0)) if manifest.config.get("tensors") else "-"
         columns = (manifest.step, manifest.rank, manifest.level, len(dump), dump.value_count, payload, dump.ending)
-        yield table_line([str(column) for column in columns], _RUN)
+        kinds = dict.fromkeys([*(kind.value for kind in Stretch), *manifest.stretches])
+        stretches = ", ".join(f"{kind} {manifest.stretches[kind]}" for kind in kinds if kind in manifest.stretches)
+        yield table_line([*map(str, columns), stretches], _RUN)
 
 
 def call_line(call: CallRecord) -> str:
@@ -95,7 +98,7 @@ def table_line(columns: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([*cells, *columns[len(cells) :]]).rstrip()
 
 
-_RUN = (5, 5, 7, 8, 8, 9, 0)
+_RUN = (5, 5, 7, 8, 8, 9, 10)
 _VALUES = (24, 9, 18, 11, 11, 11, 11, 0)
 
 

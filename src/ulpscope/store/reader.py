@@ -517,6 +517,8 @@ def _read_manifest(folder: Path) -> Manifest:
         raise DumpError(f"{path} cannot be read: {error}") from error
     if not isinstance(found.config, dict):
         raise DumpError(f"{path} cannot be read: its config is {found.config!r:.40}, not an object")
+    if not isinstance(found.stretches, dict) or not all(isinstance(count, int) for count in found.stretches.values()):
+        raise DumpError(f"{path} cannot be read: its stretches are {found.stretches!r:.40}, not counts")
     if not isinstance(found.format, int) or found.format > layout.FORMAT_VERSION:
         raise DumpError(
             f"{path} has format {found.format}, this ulpscope reads up to {layout.FORMAT_VERSION}; upgrade ulpscope to read it"

@@ -230,6 +230,8 @@ TENSOR_FILE, DISPATCHER_FILE = (
     for path in ("torch._tensor", "torch._jit_internal")
 )
 VF = _ask("torch._VF", torch)
+# Older versions have it for CUDA alone.
+GradScaler = _ask("torch.amp.GradScaler", _found("torch.cuda.amp.GradScaler"))
 next_batch = _ask("torch.utils.data.dataloader._BaseDataLoaderIter.__next__", None, "batches are not counted")
 optimizer_hooks = [_needed(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")]
 # What begins each backward pass; the oldest versions have no function of Python's there, but an object that anyone may exchange.

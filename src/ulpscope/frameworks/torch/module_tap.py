@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, bordered, calle
 from ulpscope.frameworks.torch.recursion import STRETCH, Room
 from ulpscope.naming import MODULE
 from ulpscope.records import Phase, Role
+
+if TYPE_CHECKING:
+    from ulpscope.frameworks.torch.step_watch import StepWatch
 
 _tracing = internals.jit_trace
 _no_functions = internals.no_functions
@@ -117,7 +120,7 @@ class ModuleTap:
     ) -> None:
         self._new_thread = new_thread
         self._tidy = tidy
-        self.outermost: Callable[[Module], None] | None = None
+        self.steps: StepWatch | None = None
         self.alone: tuple[Module, str] | None = None
         self.observer = observer
         self.backward = backward
@@ -182,10 +185,11 @@ class ModuleTap:
         elif not state.modules:
             self._tidy(state, caller_of(sys._getframe(1)))
         module = args[0]
-        if self.outermost is not None and not state.modules:
-            self.outermost(module)
+        heard = None
+        if self.steps is not None and not state.modules:
+            heard = self.steps.outermost(module, args[1:], kwargs)
             if self.observer.active is False:  # that was the end of what is wanted
-                return original(*args, **kwargs)
+                return self.steps.tell_once(heard, args, kwargs)
         call: OpenCall | None = None
         edges = None
         follow = False
@@ -252,6 +256,8 @@ class ModuleTap:
                 observer.trouble(f"{MODULE}.{type(module).__name__}", error)
             finally:
                 observer.leave(state)
+        if heard is not None:
+            heard(result)
         return result
 
 

@@ -19,6 +19,7 @@ from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 from ulpscope.frameworks.torch.dense import untouchable
 from ulpscope.frameworks.torch.devices import rank_and_world
+from ulpscope.frameworks.torch.forwards import Heard
 from ulpscope.frameworks.torch.replay_origins import sketch
 from ulpscope.frameworks.torch.step_watch import StepWatch
 
@@ -54,6 +55,7 @@ class DriftWatch:
         self._loss: float | None = None
         self._output: tuple[float, ...] = ()
         self._started = self._broken = False
+        self._heard: Heard | None = None
         self._hooks: list[RemovableHandle] = []
         self._steps = StepWatch(self.end_step, lambda: None, self._give_up)
         self._backward = CodeSwap(torch.autograd.backward, self._around_backward)
@@ -71,6 +73,7 @@ class DriftWatch:
         for hook in self._hooks:
             hook.remove()
         self._backward.remove()
+        self._steps.close()
 
     def end_step(self) -> None:
         """Emits the step that ends, if anything was seen of it."""
@@ -84,7 +87,7 @@ class DriftWatch:
         if self._depth > 1 or self._broken:
             return
         try:
-            self._steps.outermost(module)
+            self._heard = self._steps.outermost(module, args, {})
             if not self._started and self._seed is not None:
                 self._nudge(module, self._seed)
             self._started = True
@@ -105,9 +108,13 @@ class DriftWatch:
 
     def _after(self, module: Module, args: Any, result: Any) -> None:
         self._depth -= 1
-        if self._depth or self._output or self._broken:
+        if self._depth or self._broken:
             return
         try:
+            if self._heard is not None:
+                self._heard(result)
+            if self._output:
+                return
             floats = [
                 leaf for leaf in internals.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()
             ]
