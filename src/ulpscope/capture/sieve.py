@@ -116,6 +116,7 @@ class OverflowSieve:
         self.kernels: KernelsOfOverflows | None = None
         self.state = recorder.state
         self.note = recorder.note
+        self.missed = recorder.missed
         self.trouble = recorder.trouble
         self.enter = recorder.enter
         self.leave = recorder.leave

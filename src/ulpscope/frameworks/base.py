@@ -157,6 +157,10 @@ class Observer(Protocol):
 
     def note(self, text: str) -> None: ...
 
+    def missed(self, text: str) -> None:
+        """Something ran here that was not seen."""
+        ...
+
     def trouble(self, where: str, error: BaseException) -> None: ...
 
 

@@ -95,6 +95,10 @@ class Threads:
         if count == 1:
             log.info("%s", text)
 
+    def missed(self, text: str) -> None:
+        """Something ran here that was not seen."""
+        self.note(text)
+
     def trouble(self, where: str, error: BaseException) -> None:
         """Our code failed inside a hook: the program goes on, and what is missing is said. What a signal handler of the
         program raised, or another thread put here, is raised again: it is meant for the program."""

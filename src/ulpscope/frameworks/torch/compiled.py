@@ -93,15 +93,16 @@ class CompiledTap:
 
     def _trace(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tracer writes down what it sees: it must not see us."""
-        return self._aside(_TRACED, original, args, kwargs)
+        self.observer.note(_TRACED)
+        return self._aside(original, args, kwargs)
 
     def run_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A backward pass that torch writes down and compiles, and then runs."""
-        return self._aside(_NOTE, original, args, kwargs)
+        self.observer.missed(_NOTE)
+        return self._aside(original, args, kwargs)
 
-    def _aside(self, note: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _aside(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self.observer.state()
-        self.observer.note(note)
         self._enter(state)
         try:
             return original(*args, **kwargs)
@@ -118,7 +119,7 @@ class CompiledTap:
         space = vars(dynamo.space)
         self._exchanged = {name: space[name] for name in (_FIRST, _LAST) if name in space}
         if not self._exchanged:
-            self.observer.note(
+            self.observer.missed(
                 "torch.compile of this torch is not one that we know: compiled regions may be recorded wrongly"
             )
             return
@@ -169,7 +170,7 @@ class CompiledTap:
     def _begin_region(self, state: ThreadState, caller: FrameType) -> None:
         state.region = caller
         self._enter(state)
-        self.observer.note(_NOTE)
+        self.observer.missed(_NOTE)
 
     def _begin_compiling(self, *_: Any) -> None:
         self._enter(self.observer.state())

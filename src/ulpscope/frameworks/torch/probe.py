@@ -208,6 +208,10 @@ class TorchProbe:
         drop_ended(state, caller)
         self._threads.tidy(state, caller)
 
+    def rise(self) -> None:
+        """The modes that are on play the device: kernels are what they make of them."""
+        self._threads.rise(self.modules.observer.state())
+
     def watch_alone(self, module: Module | None, name: str) -> None:
         """Records one module as a whole and nothing else, or everything again."""
         self.modules.alone = None if module is None else (module, name)
