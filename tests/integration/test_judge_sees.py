@@ -264,7 +264,15 @@ if __name__ == "__main__":
 
 
 def row(rank: int, seq: int) -> dict[str, Any]:
-    plain = {"seq": seq, "step": 0, "rank": rank, "phase": "forward", "op": "aten.exp.default", "dtypes": "", "index": seq}
+    plain = {
+        "seq": seq,
+        "step": 0,
+        "rank": rank,
+        "phase": "forward",
+        "op": "aten.exp.default",
+        "dtypes": "",
+        "index": seq,
+    }
     return {**plain, "kind": "map"}
 
 
