@@ -244,6 +244,15 @@ Odd().weight.detach().fill_(1.0).exp()
     assert (built.returncode, '"nothing is wrong"' in built.stdout) == (0, True), built.stdout
 
 
+def test_large_preparation_is_not_judged_until_a_model_or_a_backward_runs(tmp_path: Path) -> None:
+    large = "x = torch.ones(1 << 21) * 2\n"
+    prepared = blame(tmp_path, large + "torch.ones(3).exp()", "--format", "json")
+    assert prepared.returncode == 0, prepared.stderr
+    assert "aten.mul.Tensor: it is large, and neither a model nor a backward had run" in prepared.stdout
+    trained = "w = torch.ones(3, requires_grad=True)\nw.exp().sum().backward()\n" + large
+    assert '"not_judged": {}' in blame(tmp_path, trained, "--format", "json").stdout
+
+
 def test_of_spawned_processes_those_with_models_are_judged_each_for_its_rank(tmp_path: Path) -> None:
     program = """
 import torch.distributed as dist

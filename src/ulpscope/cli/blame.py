@@ -57,7 +57,8 @@ def blame(
 
     A ledger holds a line for every kernel call and no tensors. Dumps of kernels with tensors are run again; of statistics
     it is told who had inputs that agree and an output that does not. Exit code: 0 nothing is wrong, 1 a culprit is named,
-    3 unreadable or not enough to tell (CMD ended by a signal or with an error), 4 nothing to judge.
+    3 unreadable or not enough to tell (CMD ended by a signal or with an error, or not all that ran was seen), 4 nothing
+    to judge.
     """
     command: list[str] | None = ctx.meta.get("command")
     if command is not None and not command:

@@ -120,6 +120,7 @@ class TorchProbe:
         self._compiled = CompiledTap(observer, self._suspend, self._resume)
         self._threads.compiled_backward = self._compiled.run_backward
         self._suspended = 0
+        self._kernels = kernels
         self._collectives = CollectiveTap(observer, measurer)
         self._optimizers = OptimizerTap(observer)
         self._foreign = ForeignTap(observer, measurer)
@@ -169,6 +170,8 @@ class TorchProbe:
 
     def _replay_graph(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A graph writes into its tensors without a trace: nothing that was measured is known any more."""
+        if self._kernels:
+            self.modules.observer.missed("a CUDA graph was replayed: its kernels are not seen")
         try:
             return original(*args, **kwargs)
         finally:

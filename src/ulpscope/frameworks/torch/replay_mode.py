@@ -36,6 +36,7 @@ _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autogr
 
 
 _PLAIN = Tensor.__torch_dispatch__
+_LARGE = 1 << 20  # elements
 _TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
 
 
@@ -62,6 +63,8 @@ class ReplayTap:
         self.names = ApiNames()
         # Tells of a frame whether what it calls is not to be judged.
         self.ignored: Callable[[FrameType], bool] | None = None
+        # While there is somebody to tell: whether all this may still be preparation, which should cost little.
+        self._prepares = True
         self._emit = emit
         self._places = places
         self._origins = Origins()
@@ -89,10 +92,22 @@ class ReplayTap:
         finally:
             observer.leave(state)
 
+    def _run_unjudged(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.unwatched(
+            state, str(func), "it is large, and neither a model nor a backward had run: --from-start judges it"
+        )
+        result = redispatch(state, func, args, kwargs)
+        self._origins.made(results(result), measured=True)
+        return result
+
     def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         observer = self.observer
-        if self.ignored is not None and self.ignored(sys._getframe(2)):
-            return redispatch(state, func, args, kwargs)
+        if self.ignored is not None:
+            if self.ignored(sys._getframe(2)):
+                return redispatch(state, func, args, kwargs)
+            self._prepares = self._prepares and internals.backward_pass() == -1
+            if self._prepares and sum(leaf.numel() for leaf in tensors(args, kwargs)) > _LARGE:
+                return self._run_unjudged(state, func, args, kwargs)
         if any(untouchable(leaf) is not None for leaf in tensors(args, kwargs)):
             return redispatch(state, func, args, kwargs)  # traced: there are no numbers to judge
         row: dict[str, Any] | None = None
