@@ -36,6 +36,7 @@ class CaptureConfig:
     sketch            256 floats per tensor from which two captures tell a relative error without the tensors
     reuse             measure a value once while torch says that nobody wrote to it
     overflows         keep only calls that overflow, with their tensors, and end the program at this one; -1: never end it
+    poles             with overflows: count also what is infinite because the function is, as 1/0 and log 0
     queue_mb          memory for payloads that wait for the disk
     overwrite         replace an earlier capture in the same folder
     strict            refuse to begin where there is not the room for the queues in full; without, what fits is recorded
@@ -60,6 +61,7 @@ class CaptureConfig:
     stacks: bool = True
     reuse: bool = True
     overflows: int | None = None
+    poles: bool = False
     queue_mb: int = 64
     overwrite: bool = False
     strict: bool = False
@@ -237,7 +239,7 @@ _READERS: dict[str, Any] = {
     "queue_mb": _megabytes,
     **{
         name: _flag
-        for name in ("statistics", "tensors", "checksum", "sketch", "stacks", "reuse", "overwrite", "strict")
+        for name in ("statistics", "tensors", "checksum", "sketch", "stacks", "reuse", "overwrite", "poles", "strict")
     },
 }
 

@@ -33,6 +33,11 @@ def found(folder: Path, step: int = 0) -> list[str]:
     return [call_text(call.id) for call in ulpscope.open_dump(folder, step=step).calls()]
 
 
+def steep() -> Tensor:
+    """Numbers whose root has a slope of 2000."""
+    return torch.full((3,), 6e-8, dtype=HALF, requires_grad=True)
+
+
 def check(folder: Path, program: Callable[[], Any], *, level: str = "op", overflows: int = -1) -> list[str]:
     with ulpscope.capture(folder, level=level, overflows=overflows):
         program()
@@ -116,28 +121,107 @@ def test_tensors_can_be_exchanged_while_it_looks(tmp_path: Path) -> None:
 
 def test_gradients_that_overflow_are_found_in_the_backward_call(tmp_path: Path) -> None:
     def program() -> None:
-        x = torch.zeros(3, requires_grad=True)
-        x.sqrt().sum().backward()
+        (steep().sqrt() * 100).sum().backward()
 
     assert check(tmp_path, program) == ["Tensor.sqrt.0.backward"]
 
 
 def test_the_backward_of_a_call_that_had_overflowed_is_not_accused_again(tmp_path: Path) -> None:
     def program() -> None:
-        x = torch.zeros(3, requires_grad=True)
-        torch.where(x > 0, 1 / x, x).sum().backward()
+        x = torch.full((3,), 100.0, requires_grad=True)
+        torch.where(x < 0, x.exp(), x).sum().backward()
 
-    assert check(tmp_path, program) == ["Tensor.__rdiv__.0.forward"]
+    assert check(tmp_path, program) == ["Tensor.exp.0.forward"]
 
 
-def test_the_logarithm_of_0_is_no_overflow_but_the_nan_that_comes_of_it_is(tmp_path: Path) -> None:
+Z = torch.tensor([2.0, 0.0, 4.0])
+POLES: dict[str, Callable[[Tensor], Any]] = {
+    "log": lambda z: z.log(),
+    "log1p": lambda z: torch.log1p(z - 1),
+    "quotient": lambda z: 1 / z,
+    "quotient by a number": lambda z: (z + 1) / 0,
+    "quotient of whole numbers": lambda z: (z + 1).long() / torch.tensor([0, 1, 2]),
+    "power": lambda z: z.pow(-0.5),
+    "power in place": lambda z: z.clone().pow_(-1),
+    "power by an operator": lambda z: z**-2,
+    "power in half precision": lambda z: z.half() ** -1,
+    "rsqrt": lambda z: z.rsqrt(),
+    "reciprocal": lambda z: torch.reciprocal(z, out=torch.empty(3)),
+    "atanh": lambda z: (z == 0).double().atanh(),
+    "lgamma": lambda z: z.lgamma(),
+    "inside of a module": lambda z: Reciprocal()(z),
+    "slope of a root": lambda z: z.clone().requires_grad_().sqrt().sum().backward(),
+    "slope of a quotient": lambda z: (1 / z.clone().requires_grad_()).sum().backward(),
+}
+
+
+class Reciprocal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / x
+
+
+@pytest.mark.parametrize("level", ["op", "mix", "kernel"])
+@pytest.mark.parametrize("name", POLES)
+def test_what_is_infinite_because_the_function_is_is_a_pole_and_ends_nothing_unless_asked_to(
+    name: str, level: str, tmp_path: Path
+) -> None:
+    assert check(tmp_path / "told", lambda: POLES[name](Z), level=level, overflows=1) == []
+    notes = ulpscope.open_dump(tmp_path / "told").manifest.notes
+    assert any("is infinite at a pole, as 1/0 is: that is exact" in note for note in notes)
+    with ulpscope.capture(tmp_path / "asked", level=level, overflows=-1, poles=True):
+        POLES[name](Z)
+    assert found(tmp_path / "asked")
+
+
+TOO_LARGE: dict[str, Callable[[], Any]] = {
+    "exp": lambda: torch.tensor([1000.0]).exp(),
+    "exp in float64": lambda: torch.tensor([1000.0]).double().exp(),
+    "a quotient by the smallest number": lambda: 1 / torch.tensor([1e-45]),
+    "a pole and a quotient by the smallest number": lambda: torch.tensor([0.0, 1e-45]).reciprocal(),
+    "a product": lambda: torch.full((2, 2), 1e30) @ torch.full((2, 2), 1e30),
+    "a power": lambda: (Z * 1e20) ** 2,
+    "a slope that need not be infinite": lambda: (steep().sqrt() * 100).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("level", ["op", "kernel"])
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_is_too_large_is_no_pole(name: str, level: str, tmp_path: Path) -> None:
+    assert len(check(tmp_path, TOO_LARGE[name], level=level)) == 1
+
+
+def test_looking_for_a_pole_changes_neither_the_generator_nor_the_values(tmp_path: Path) -> None:
+    def program() -> list[Tensor]:
+        torch.manual_seed(0)
+        z = Z.clone()
+        inverse = z.pow(-0.5)
+        inverse[inverse == float("inf")] = 0
+        return [inverse, z, z.log(), torch.rand(3), torch.get_rng_state()]
+
+    bare = program()
+    with ulpscope.capture(tmp_path, overflows=1):
+        watched = program()
+    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+
+
+@pytest.mark.parametrize("name", ["log", "quotient", "power"])
+def test_a_pole_is_no_overflow_but_the_nan_that_comes_of_it_is(name: str, tmp_path: Path) -> None:
     x = torch.zeros(3)
-    assert check(tmp_path / "masked", lambda: torch.where(x > 0, x.log(), 0)) == []
-    assert check(tmp_path / "used", lambda: x.log() - x.log()) == ["Tensor.__sub__.0.forward"]
+    function = POLES[name]
+    assert check(tmp_path / "masked", lambda: torch.where(x > 0, function(x), 0)) == []
+    assert check(tmp_path / "used", lambda: function(x) - function(x)) == ["Tensor.__sub__.0.forward"]
     x.requires_grad_()
-    assert check(tmp_path / "gradient", lambda: torch.where(x > 0, x.log(), 0.0).sum().backward()) == [
-        "Tensor.log.0.backward"
-    ]
+    (gradient,) = check(tmp_path / "gradient", lambda: torch.where(x > 0, function(x), 0.0).sum().backward())
+    assert gradient.endswith(".0.backward")
+
+
+def test_a_pole_that_was_asked_for_is_told_as_one_and_too_large_a_number_as_that(tmp_path: Path) -> None:
+    with ulpscope.capture(tmp_path, overflows=-1, poles=True):
+        for name in ("log", "quotient", "power"):
+            POLES[name](Z)
+        torch.tensor([1000.0]).exp()
+    dump = open_dump(tmp_path)
+    assert [overflow_of(dump, call).nature for call in dump.calls()] == [Nature.POLE] * 3 + [Nature.NORMAL]
 
 
 @pytest.mark.parametrize(("level", "name"), [
@@ -223,10 +307,10 @@ def test_the_exception_comes_out_of_the_call_itself(tmp_path: Path) -> None:
 
 
 def test_the_exception_comes_out_of_the_backward_pass_itself(tmp_path: Path) -> None:
-    x = torch.zeros(2, requires_grad=True)
+    x = steep()
     with ulpscope.capture(tmp_path, overflows=1) as capture:
         with pytest.raises(OverflowStop, match=r"Tensor\.sqrt\.0\.backward"):
-            x.sqrt().sum().backward()
+            (x.sqrt() * 100).sum().backward()
         assert not capture._recorder.state().busy
     assert x.grad is None
     (x.detach() + 1).exp()  # torch is as it was
@@ -248,8 +332,8 @@ def test_overflows_are_counted_over_steps(tmp_path: Path) -> None:
 def test_torch_is_untouched_after_the_exception(tmp_path: Path) -> None:
     call = nn.Module.__call__.__code__
     with pytest.raises(OverflowStop), ulpscope.capture(tmp_path, overflows=1):
-        x = torch.zeros(2, requires_grad=True)
-        (x.sqrt().sum() + (x * 2).sum()).backward()
+        x = steep()
+        ((x.sqrt() * 100).sum() + (x * 2).sum()).backward()
         x + 1
     assert nn.Module.__call__.__code__ is call
     assert torch._C._len_torch_function_stack() == 0
@@ -391,7 +475,7 @@ def test_a_late_device_is_not_waited_for_and_the_call_is_kept_whole(tmp_path: Pa
     )
     calls, waits = run_on_npu(program, tmp_path)
     assert calls == {"Tensor.__mul__.0.forward": {"input.0": [60000.0] * 2, "output.0": [np.inf] * 2}}
-    assert waits == 2  # for the two tensors that are written down
+    assert waits == 3  # for the two tensors that are written down, and to look whether there is a pole
 
 
 @pytest.mark.parametrize("write", [
@@ -446,7 +530,7 @@ def test_a_late_device_ends_the_program_when_it_is_heard_with_the_number_asked_f
         "    ends.append(str(error))\n"
         "def backward():\n"
         "    y = torch.zeros(2, requires_grad=True, device='npu')\n"
-        "    z = y.sqrt()\n"
+        "    z = y.sqrt() * 1e30\n"
         "    for _ in range(100): z = z * 1.0\n"
         "    for _ in range(100): y2 = y * 2; z = z + y2\n"
         "    z.sum().backward()\n"

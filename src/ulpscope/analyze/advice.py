@@ -29,6 +29,7 @@ class Cause(enum.Enum):
     OUTSIDE = "a value from outside differs"
     COMMUNICATION = "communication"
     NOT_FINITE = "nan or inf"
+    MODULE = "inside of a module"
     FORWARD = "forward"
     BACKWARD = "backward"
 
@@ -62,6 +63,8 @@ _TEXTS = {
     "by zero, a logarithm or root of a negative number, or a value beyond the range of its dtype.",
     Cause.FORWARD: "{call} got what the reference got and gave something else. The fault is in this call: its kernel, its "
     "precision settings, or an algorithm that is not deterministic.",
+    Cause.MODULE: "{call} got what the reference got and gave something else, and no recorded call inside it explains that. Look at what "
+    "was not recorded there: another level (mix) records the calls inside; its own code and settings do the rest.",
     Cause.BACKWARD: "The forward pass agrees; the backward of {call} got the same gradients and gave others. The fault is "
     "in the backward kernel, or it adds in an order that changes from run to run.",
 }
@@ -115,7 +118,9 @@ def cause_of(finding: Finding) -> Cause:
         return Cause.COMMUNICATION
     if any(_turned_wild(each) for each in outs) and not any(_is_wild(each.target) for each in ins):
         return Cause.NOT_FINITE
-    return Cause.BACKWARD if finding.call.phase is Phase.BACKWARD else Cause.FORWARD
+    if finding.call.phase is Phase.BACKWARD:
+        return Cause.BACKWARD
+    return Cause.MODULE if finding.call.kind == MODULE else Cause.FORWARD
 
 
 def _is_parameter(call: CallId, each: Comparison) -> bool:

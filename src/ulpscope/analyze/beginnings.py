@@ -16,11 +16,12 @@ from ulpscope.records import Role, Value
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A call, and why it may be the one; `alone`: one run has no such call."""
+    """A call, and why it may be the one; `alone`: one run has no such call. `seen` is the call that shows it."""
 
     comparison: CallComparison
     text: str
     alone: bool
+    seen: int
 
 
 class Beginnings:
@@ -66,12 +67,12 @@ class Beginnings:
                 found = None if value is None else written.get(marks_of(value)[0])
                 if found is not None:
                     text = f"only the {run} has it, and {taker} takes what it gives as {slot_text(each.slot)}"
-                    return Beginning(found, text, alone=True)
+                    return Beginning(found, text, alone=True, seen=comparison.match.call.seq)
         if not other_dtype or not self._is_shared:
             return None
         left, right = (_dtype(value) for value in (each.reference, each.target))
         text = f"{slot_text(each.slot)} is {right} in the target, {left} in the reference"
-        return Beginning(comparison, text, alone=False)
+        return Beginning(comparison, text, alone=False, seen=comparison.match.call.seq)
 
 
 def marks_of(value: Value) -> tuple[object, ...]:

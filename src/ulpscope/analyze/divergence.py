@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.analyze.beginnings import Beginnings, marks_of
+from ulpscope.analyze.beginnings import Beginning, Beginnings, marks_of
 from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, is_inside, parts_of
 from ulpscope.analyze.rounding import coarsest, is_rounding, limit_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
@@ -141,6 +141,10 @@ class Search:
         self._forward_parent: dict[int, int] = {}
         self._begun: dict[int, Status] = {}
         self._beginnings = Beginnings(self._above)
+        # Of the reference's modules, the target's; of its calls, the module around each; and the first calls that are alone.
+        self._matched: dict[int, int] = {}
+        self._reference_parent: dict[int, int] = {}
+        self._alone: list[CallComparison] = []
 
     def see(self, comparison: CallComparison) -> Status:
         """Counts a call and says what it is."""
@@ -177,22 +181,50 @@ class Search:
         return found
 
     def _begin(self) -> None:
-        """Where no call introduced it, or only a module around, it began with a call that is alone, or in another dtype."""
-        found, begins = self.found, self._beginnings.first
+        """Where no call introduced it, or only what comes later, it began with a call that is alone; or, where nothing is named but a
+        module around, in another dtype."""
+        found, begins = self.found, self._beginnings.first or self._inside_of_first()
         if begins is None or not found.differs:
             return
         match = begins.comparison.match
-        around = set() if match.target is None else set(self._above(match.call.seq))
-        if any(each.call.kind != MODULE or each.comparison.match.call.seq not in around for each in found.findings):
+        around = set(self._around(begins.comparison))
+        others = [
+            each for each in found.findings if each.call.kind != MODULE or each.comparison.match.call.seq not in around
+        ]
+        late = [each for each in others if begins.alone and each.comparison.match.call.seq >= begins.seen]
+        if len(late) < len(others):
             return
+        kept = [each for each in late if each.status is Status.SOURCE]
         for each in found.findings:
-            found.statuses[each.status] -= 1
-            found.statuses[Status.INHERITED] += 1
+            if each not in kept:
+                found.statuses[each.status] -= 1
+                found.statuses[Status.INHERITED] += 1
         ins, outs = _parted(begins.comparison)
         into, out = (None, None) if begins.alone else (_most(ins), _most(outs))
         limit = limit_of(match.call.id, ins, outs, into)
         status = Status.UNMATCHED if begins.alone else Status.DTYPE
-        found.findings = [self._finding(status, begins.comparison, into, out, limit, begins.text)]
+        found.findings = [self._finding(status, begins.comparison, into, out, limit, begins.text), *kept]
+
+    def _inside_of_first(self) -> Beginning | None:
+        """A module whose output is another, and in which one run has a call that the other lacks, did not compute the same."""
+        first = self.found.first
+        if first is None or first.call.kind != MODULE or first.status is not Status.INTRODUCED:
+            return None
+        module = first.comparison.match.call.seq
+        inside = next((each for each in self._alone if module in self._around(each)), None)
+        return None if inside is None else Beginning(inside, inside.match.why, alone=True, seen=module)
+
+    def _around(self, comparison: CallComparison) -> Iterator[int]:
+        """The modules of the target around a call, also around one that only the reference has."""
+        match = comparison.match
+        if match.target is not None:
+            yield from self._above(match.call.seq)
+            return
+        above = match.call.parent
+        while above is not None:
+            if above in self._matched:
+                yield self._matched[above]
+            above = self._reference_parent.get(above)
 
     def _above(self, seq: int) -> Iterator[int]:
         """The calls around a call: its modules, for a backward call the backward of the modules of its forward call."""
@@ -205,7 +237,12 @@ class Search:
             above = self._parent.get(above)
 
     def _remember(self, comparison: CallComparison, outs: Sequence[Comparison]) -> None:
-        call = comparison.match.call
+        call, other = comparison.match.call, comparison.match.reference
+        if other is not None and other.id.kind == MODULE:
+            if comparison.match.target is not None:
+                self._matched[other.seq] = call.seq
+            if other.parent is not None:
+                self._reference_parent[other.seq] = other.parent
         if call.origin is not None:
             self._backward[call.origin] = call.seq
             if call.parent is not None:
@@ -321,6 +358,9 @@ class Search:
         if source is not None:
             text = f"{_slot(source)} differs, and no recorded call wrote it"
             return self._finding(Status.SOURCE, comparison, into, out, limit, text)
+        if comparison.match.call.id.phase is Phase.BACKWARD and not any(_is_tensor(each) for each in ins):
+            # The gradients that it got were not recorded: nobody knows that they agree.
+            return self._finding(Status.INHERITED, comparison, None, out, limit, "")
         dirty = saved_dirty or any(each.verdict.level is Level.FAIL for each in ins)
         unsure = any(each.verdict.level in (Level.UNKNOWN, Level.UNMATCHED) and _is_tensor(each) for each in ins)
         if out is None:
@@ -377,6 +417,8 @@ class Search:
             found.only_target += comparison.match.reference is None
             if len(found.alone) < _MOST:
                 found.alone.append((call_text(call.id), finding.text))
+            if len(self._alone) < 4 * _MOST and call.id.kind != MODULE:
+                self._alone.append(comparison)
         heavier = found.worst is None or (finding.output_error or 0.0) > (found.worst.output_error or 0.0)
         if finding.output_error and heavier:
             found.worst = finding

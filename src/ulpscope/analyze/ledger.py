@@ -76,7 +76,8 @@ class Finding:
 class Judgement:
     """All findings in the order of execution, the one to look at, and how many rows got which verdict.
 
-    `doubt` is what can be said where no call is named and "nothing is wrong" would be too much."""
+    `doubt` is what can be said where no call is named and "nothing is wrong" would be too much; `unseen` what ran and was not
+    seen, with how often; `before` how many calls were made before the first forward of a model, which are not judged."""
 
     first: Finding | None
     findings: tuple[Finding, ...]
@@ -85,6 +86,18 @@ class Judgement:
     compared: bool = False
     by: str = REPLAY
     doubt: str = ""
+    unseen: dict[str, int] = field(default_factory=dict)
+    before: int = 0
+
+    @property
+    def answer(self) -> str:
+        """What is to be said where no call is named."""
+        if self.doubt:
+            return self.doubt
+        judged = sum(self.counts.values()) - self.counts.get(Verdict.UNKNOWN.value, 0)
+        if self.by != REPLAY or not self.counts.get(Verdict.UNKNOWN.value):
+            return "nothing is wrong: rounding explains every call"
+        return f"nothing is wrong in what was judged: rounding explains {judged} of {sum(self.counts.values())} calls"
 
 
 def judge(target: Sequence[Row], reference: Sequence[Row] | None = None) -> Judgement:

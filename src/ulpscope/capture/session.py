@@ -119,7 +119,9 @@ class Capture:
 
     def _make_sieve(self, limit: int) -> OverflowSieve:
         finiteness, flag = TorchFiniteness(), overflow_flag()
-        return OverflowSieve(self._recorder, finiteness, limit=limit, flag=flag, finish=_weakly(self._complete))
+        return OverflowSieve(
+            self._recorder, finiteness, limit=limit, flag=flag, finish=_weakly(self._complete), poles=self.config.poles
+        )
 
     def _complete(self) -> None:
         """Everything found so far is on disk as a dump that reads as complete."""

@@ -39,10 +39,6 @@ _MOVES = """relu relu_ relu6 hardtanh hardtanh_ clamp clamp_ clamp_min clamp_min
     chunk split cat stack narrow select unbind clone detach repeat flip roll tril triu index_select gather
     max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"""
 _HARMLESS = frozenset(_MOVES.split())
-# Functions that are -inf at 0 and never overflow: the answer is exact, and harmless if nothing comes of it.
-_POLES = frozenset(
-    {"log", "log2", "log10", "log1p", "logit", "log.default", "log2.default", "log10.default", "log1p.default"}
-)
 # Where running statistics are given to batch and instance norms, which write them behind torch's back.
 _FIRST, _STATISTICS = (0,), ((3, 4), (1, 2))
 # Kernels whose other results are their own notes for a backward, padded with inf.
@@ -108,6 +104,7 @@ class OverflowSieve:
         limit: int,
         flag: OverflowFlag | None,
         finish: Callable[[], None],
+        poles: bool = False,
     ) -> None:
         self.fast = None
         self.found: list[CallId] = []
@@ -116,6 +113,7 @@ class OverflowSieve:
         self.kernels: KernelsOfOverflows | None = None
         self.state = recorder.state
         self.note = recorder.note
+        self.missed = recorder.missed
         self.trouble = recorder.trouble
         self.enter = recorder.enter
         self.leave = recorder.leave
@@ -125,6 +123,7 @@ class OverflowSieve:
         self._limit = limit
         self._flag = flag
         self._finish = finish
+        self._counts_poles = poles
         self._over = False
         self._clock = 0
         self._found_at: dict[int, int] = {}  # by thread: when the last call that overflowed ended
@@ -137,6 +136,10 @@ class OverflowSieve:
         # Of this step: forward calls with results that are not finite; those whose backward was found already.
         self._spoilt: set[int] = set()
         self._blamed: set[int] = set()
+        # Forward calls of this step that are infinite at a pole; when the last call of a thread that is so ended; names that were told.
+        self._at_pole: set[int] = set()
+        self._pole_at: dict[int, int] = {}
+        self._poles_told: set[str] = set()
         self._epoch = -1
         self._told = False
 
@@ -300,6 +303,7 @@ class OverflowSieve:
             self._made.clear()
             self._spoilt.clear()
             self._blamed.clear()
+            self._at_pole.clear()
             if self._flag is not None:
                 self._flag.clear_npu_overflow_flag()
         self._clock += 1
@@ -405,9 +409,10 @@ class OverflowSieve:
             self._tell_source(call)
             # Masks are made of inf on purpose; nan from them is an overflow like any other.
             return not self.found and not inputs & HAS_NAN and bool(watched.bad & HAS_NAN)
-        if call.name in _POLES and call.phase is Phase.FORWARD and not watched.bad & HAS_NAN:
+        if not self._counts_poles and not watched.bad & HAS_NAN and self._is_pole(call, watched, given):
             self._spoilt.discard(call.seq)
-            self.note(f"{_name(call)} is infinite where its input is 0; that is exact, and counts if nan comes of it")
+            self._at_pole.add(call.seq)
+            self._pole_at[call.thread] = watched.closed
             return False
         if call.kind == _COMMUNICATION:
             self.note(
@@ -415,6 +420,25 @@ class OverflowSieve:
             )
             return False
         return watched.mutates or not self._is_view(watched, tensors)
+
+    def _is_pole(self, call: OpenCall, watched: _Watched, given: list[_Held]) -> bool:
+        """Whether infinity is the exact answer: harmless, if nothing comes of it. Told once for each function."""
+        if self._pole_at.get(call.thread, -1) > watched.opened:
+            return True  # told of a call inside
+        finiteness, forward = self._finiteness, call.phase is Phase.FORWARD
+        if any(self._is_changed(held) for held in given):
+            return False
+        if forward or call.kind == _KERNEL:
+            read = [(held.path, held.value) for held in watched.held if held.role is Role.INPUT]
+            made = [held.value for held in watched.held if held.role is Role.OUTPUT]
+            found = finiteness.has_pole(call.kind, call.name, read, made)
+        else:
+            found = call.origin in self._at_pole or finiteness.slope_has_pole(call.name, [held.value for held in given])
+        told = f"{call.kind}.{call.name}.{call.phase.value}"
+        if found and told not in self._poles_told:
+            self._poles_told.add(told)
+            self.note(f"{_name(call)} is infinite at a pole, as 1/0 is: that is exact, and counts if nan comes of it")
+        return found
 
     def _found_inside(self, call: OpenCall, watched: _Watched) -> bool:
         return self._found_at.get(call.thread, -1) > watched.opened

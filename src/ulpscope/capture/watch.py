@@ -15,27 +15,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from ulpscope.errors import OverflowStop
+from ulpscope.frameworks.building import is_building
 
 OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
 Begin = Callable[[dict[str, Any]], None]
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 RUN_VARIABLE = "ULPSCOPE_RUN"  # the same in all processes of one run
 _TORCH = "torch"
-# Building and loading a model is not what a person wants to compare; forward, backward and optimizer are.
-_BUILDING = frozenset(
-    {
-        "init_weights",
-        "_init_weights",
-        "_initialize_weights",
-        "reset_parameters",
-        "from_pretrained",
-        "load_state_dict",
-    }
-)
 
 
 def watch(begins: Mapping[str, Begin]) -> None:
@@ -112,7 +102,7 @@ def begin_capture(options: dict[str, Any]) -> None:
     if options.get("overflows") is not None:
         sys.excepthook = _ending_briefly(sys.excepthook)
     capture = Capture(**options)
-    capture.watch_steps(_is_building)
+    capture.watch_steps(is_building)
     capture.start()
 
 
@@ -126,15 +116,3 @@ def _ending_briefly(hook: Hook) -> Hook:
             hook(kind, error, trace)
 
     return show
-
-
-def _is_building(frame: FrameType) -> bool:
-    walk: FrameType | None = frame
-    while walk is not None:
-        code = walk.f_code
-        if code.co_name in _BUILDING or code.co_filename.endswith("nn/init.py"):
-            return True
-        if code.co_name == "__init__" and hasattr(type(walk.f_locals.get("self")), "named_parameters"):
-            return True
-        walk = walk.f_back
-    return False

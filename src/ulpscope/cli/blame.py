@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import click
 
 from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
 from ulpscope.analyze.divergence import Finding
-from ulpscope.analyze.ledger import REPLAY, Judgement, judge
+from ulpscope.analyze.ledger import REPLAY, Judgement, Verdict, judge
 from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
 from ulpscope.cli.compare import compared
 from ulpscope.cli.launch import WithCommand, ending, launch
@@ -23,7 +23,7 @@ from ulpscope.report.blame import blame_json, blame_lines, counted, next_command
 from ulpscope.report.outcome import Answer
 from ulpscope.report.panel import verdict_line
 from ulpscope.store.layout import find_dumps
-from ulpscope.store.ledger import Row, find_ledgers, read_ledger
+from ulpscope.store.ledger import Row, find_ledgers, is_begun, read_ledger, settle, unseen_beside
 from ulpscope.store.places import is_replayable
 from ulpscope.store.reader import Dump, open_dump, open_run
 
@@ -33,7 +33,7 @@ _NOTHING = 4
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
 @click.argument("runs", nargs=-1, type=click.Path(), metavar="[REFERENCE] [TARGET] [-- CMD...]")
 @click.option("-o", "--output", type=click.Path(), help="Keep the ledger of CMD in this folder.")
-@click.option("--from-start", is_flag=True, help="Judge CMD from its first torch call, not from its first forward.")
+@click.option("--from-start", is_flag=True, help="Judge also what CMD runs before the first forward of a model.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--exit-zero", is_flag=True, help="Exit with 0 also when a culprit is named.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing, only exit.")
@@ -57,7 +57,8 @@ def blame(
 
     A ledger holds a line for every kernel call and no tensors. Dumps of kernels with tensors are run again; of statistics
     it is told who had inputs that agree and an output that does not. Exit code: 0 nothing is wrong, 1 a culprit is named,
-    3 unreadable or not enough to tell (CMD ended by a signal or with an error), 4 nothing to judge.
+    3 unreadable or not enough to tell (CMD ended by a signal or with an error, or not all that ran was seen), 4 nothing
+    to judge.
     """
     command: list[str] | None = ctx.meta.get("command")
     if command is not None and not command:
@@ -101,28 +102,41 @@ class _Judged:
 
 
 def _of(judgement: Judgement, rows: list[Row], where: Path) -> _Judged:
+    if judgement.by == REPLAY and judgement.first is None and not judgement.doubt:
+        judgement = replace(judgement, doubt=_lacking(judgement))
     steps, ranks = {row.step for row in rows}, {row.rank for row in rows}
     code = 1 if judgement.first is not None else 3 if judgement.doubt else 0
     return _Judged(judgement, where, len(rows), len(steps), len(ranks), code)
 
 
+def _lacking(judgement: Judgement) -> str:
+    """Why nothing can be said of a run in which no call is named, if so."""
+    judged = sum(judgement.counts.values()) - judgement.counts.get(Verdict.UNKNOWN.value, 0)
+    if judgement.unseen:
+        known = "; rounding explains every call that was judged" if judged else ""
+        return f"cannot tell: not everything that ran was seen{known}"
+    return "" if judged or not judgement.unknown else "cannot tell: none of the calls could be judged"
+
+
 def _from_replay(runs: tuple[str, ...], command: list[str] | None, output: str | None, from_start: bool) -> _Judged:
     reference = _read(Path(runs[0])) if (len(runs) == 2 or (command and runs)) else None
     if command is None:
-        where, target = Path(runs[-1]), _read(Path(runs[-1]))
-        code = 0
+        where, code = Path(runs[-1]), 0
+        target = _read(where)
     else:
         where, target, code = _live(command, output, from_start)
-    judgement = judge(target, reference)
+    unseen = {} if reference is None else reference.unseen
+    judgement = judge(target.rows, None if reference is None else reference.rows)
+    judgement = replace(judgement, unseen=unseen | target.unseen, before=target.before)
     if code and judgement.first is None:
         doubt = f"cannot tell: the command {ending(code)}"
-        known = "; rounding explains every call that it made until then" if target else ""
+        known = "; rounding explains every call that it made until then" if target.rows else ""
         judgement = replace(judgement, doubt=doubt + known)
     gone = sum(_missing(Path(run)) for run in runs)
     if gone and judgement.first is None and not judgement.doubt:
         text = f"No call is named, but {gone} files with elements are missing or cut: their calls were not judged."
         judgement = replace(judgement, doubt=text)
-    return _of(judgement, target, where)
+    return _of(judgement, target.rows, where)
 
 
 def _missing(run: Path) -> int:
@@ -181,26 +195,43 @@ def _attribution(reference: Path, target: Path) -> Attribution | None:
     )
 
 
-def _read(run: Path) -> list[Row]:
+@dataclass(slots=True)
+class _Run:
+    """The rows of a run, and what of it was not seen, or was before there was a model."""
+
+    rows: list[Row]
+    unseen: dict[str, int] = field(default_factory=dict)
+    before: int = 0
+
+
+def _read(run: Path) -> _Run:
     paths = find_ledgers(run) if run.exists() else []
     if not paths and run.exists() and find_dumps(run):
         from ulpscope.replay.offline import rows_from_dumps  # brings torch
 
-        return rows_from_dumps(run)
+        return _Run(rows_from_dumps(run))
     if not paths:
         raise DumpError(f"{run} holds no ledger; `ulpscope blame -o {run} -- CMD` writes one")
-    return [row for path in paths for row in read_ledger(path)[1]]
+    found = _Run([], unseen_beside(run))
+    for path in paths:
+        about, rows = read_ledger(path)
+        found.rows += rows
+        found.before += about["before"]
+        for text, count in about["unseen"].items():
+            found.unseen[text] = found.unseen.get(text, 0) + count
+    return found
 
 
-def _live(command: list[str], output: str | None, from_start: bool) -> tuple[Path, list[Row], int]:
+def _live(command: list[str], output: str | None, from_start: bool) -> tuple[Path, _Run, int]:
     """Runs a command, all Python processes below it judged, and reads what they wrote; its exit code too."""
     with tempfile.TemporaryDirectory(prefix="ulpscope-blame-") as scratch:
         folder = Path(output or scratch).resolve()
-        if output is not None and folder.exists() and find_ledgers(folder):
+        if output is not None and is_begun(folder):
             raise CaptureError(f"{output} holds an earlier ledger; choose another folder")
         options: dict[str, Any] = {"path": str(folder), "from_start": from_start}
         code = launch(command, LEDGER_VARIABLE, options)
-        return folder, _read(folder) if find_ledgers(folder) else [], code
+        settle(folder)
+        return folder, _read(folder) if find_ledgers(folder) else _Run([], unseen_beside(folder)), code
 
 
 def _print_json(content: dict[str, Any]) -> None:

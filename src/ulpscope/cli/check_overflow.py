@@ -22,13 +22,21 @@ from ulpscope.store.reader import Dump, open_run
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
 @click.argument("run", required=False, type=click.Path(), metavar="[RUN] [-- CMD...]")
 @click.option("-n", "--number", type=int, default=1, show_default=True, help="End CMD at this overflow; -1: never.")
+@click.option("--poles", is_flag=True, help="Count also what is infinite because the function is there: 1/0, log 0.")
 @click.option("--level", type=click.Choice(["module", "op", "mix", "kernel"]), default="op", show_default=True)
 @click.option("-o", "--output", type=click.Path(), help="Keep what was found, with its tensors, in this folder.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing, only exit.")
 @click.pass_context
 def overflow(
-    ctx: click.Context, run: str | None, number: int, level: str, output: str | None, form: str, quiet: bool
+    ctx: click.Context,
+    run: str | None,
+    number: int,
+    poles: bool,
+    level: str,
+    output: str | None,
+    form: str,
+    quiet: bool,
 ) -> None:
     """Find the call that was given finite values and returned inf or nan, forward or backward.
 
@@ -50,7 +58,7 @@ def overflow(
         folder = Path(output or scratch).resolve()
         if output is not None and folder.is_dir() and find_places(folder):
             raise CaptureError(f"{output} holds an earlier run; choose another folder")
-        options = {"path": str(folder), "overflows": number, "level": level, "sketch": False}
+        options = {"path": str(folder), "overflows": number, "poles": poles, "level": level, "sketch": False}
         ended = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
         code = _tell(folder, open_run(folder) if folder.is_dir() and find_places(folder) else [], form, quiet)
         sys.exit(CUT if ended and code != 1 else code)

@@ -92,12 +92,16 @@ class Threads:
 
         return free
 
-    def note(self, text: str, *, missing: bool = False) -> None:
-        """Something the reader should know; `missing`, that calls are not recorded. Told to the user once."""
+    def note(self, text: str, level: int = logging.INFO) -> None:
+        """Something the reader should know, told to the user once."""
         self.notes[text] = self.notes.get(text, 0) + 1
         if text not in self._told:
             self._told.add(text)
-            log.log(logging.WARNING if missing and self.warns else logging.INFO, "%s", text)
+            log.log(level, "%s", text)
+
+    def missed(self, text: str) -> None:
+        """Something ran here that was not seen."""
+        self.note(text, logging.WARNING if self.warns else logging.INFO)
 
     def trouble(self, where: str, error: BaseException) -> None:
         """Our code failed inside a hook: the program goes on, and what is missing is said. What a signal handler of the

@@ -24,15 +24,28 @@ class CallNames(Threads):
 
     aim = "judge"
 
-    def __init__(self, in_torch: Callable[[str], bool]) -> None:
+    def __init__(self, in_torch: Callable[[str], bool], on_missed: Callable[[str], None] = lambda text: None) -> None:
         super().__init__()
         self.active = False
+        # What ran and was not judged, and how often.
+        self.unseen: dict[str, int] = {}
+        self._on_missed = on_missed
         self.ignored: Callable[[FrameType], bool] | None = None
         self._in_torch = in_torch
         self._sources: dict[tuple[CodeType, int], int] = {}
         self._lines: list[Source] = []
         self._outside: dict[str, bool] = {}
         self.begin_step()
+
+    def missed(self, text: str) -> None:
+        count = self.unseen[text] = self.unseen.get(text, 0) + 1
+        if count == 1:
+            self.note(text)
+            self._on_missed(text)
+
+    def trouble(self, where: str, error: BaseException) -> None:
+        super().trouble(where, error)
+        self.missed(self.lost or "a call")
 
     def begin_step(self) -> None:
         self._counters: defaultdict[tuple[str, str, Phase], itertools.count[int]] = defaultdict(itertools.count)

@@ -254,6 +254,7 @@ class _Calls:
         self.enter = self.names.enter
         self.leave = self.names.leave
         self.note = self.names.note
+        self.missed = self.names.missed
         self.trouble = self.names.trouble
         self.close_raised = self.names.close_raised
         self.begin_step = self.names.begin_step

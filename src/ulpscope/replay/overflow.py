@@ -6,16 +6,17 @@ import enum
 from dataclasses import dataclass
 
 from ulpscope.frameworks.torch.api_arguments import UnrunnableError
-from ulpscope.frameworks.torch.overflow_replay import overflows_wide
+from ulpscope.frameworks.torch.overflow_replay import has_pole, overflows_wide, recorded_call, result_dtypes
 from ulpscope.records import CallRecord, Frame
 from ulpscope.store.reader import Dump
 
 
 class Nature(enum.Enum):
-    """Normal: float64 on the same inputs does not fit into the dtype either. Abnormal: it does."""
+    """Normal: float64 on the same inputs does not fit into the dtype either. Abnormal: it does. Pole: the function is infinite there."""
 
     NORMAL = "normal"
     ABNORMAL = "abnormal"
+    POLE = "pole"
     UNKNOWN = "unknown"
 
 
@@ -37,7 +38,11 @@ def overflow_of(dump: Dump, call: CallRecord) -> Overflow:
     source = next((frame for frame in frames if not frame.library), frames[0] if frames else None)
     nature, reason = Nature.UNKNOWN, ""
     try:
-        nature = Nature.NORMAL if overflows_wide(call, dump.load_bits) else Nature.ABNORMAL
+        given = *recorded_call(call, dump.load_bits), result_dtypes(call)
+        if has_pole(*given):
+            nature = Nature.POLE
+        else:
+            nature = Nature.NORMAL if overflows_wide(*given) else Nature.ABNORMAL
     except UnrunnableError as error:
         reason = str(error)
     return Overflow(call, dump.manifest.step, dump.manifest.rank, source, nature, reason)

@@ -11,18 +11,26 @@ or the long form: `Ledger(path).start() ... step() ... stop()`. Two ledgers are 
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import devices
-from ulpscope.frameworks.torch.replay_probe import ReplayProbe, in_torch, models_of
+from ulpscope.frameworks.torch.replay_probe import (
+    ReplayProbe,
+    in_torch,
+    is_data_worker,
+    models_of,
+)
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.replay.calls import CallNames
-from ulpscope.store.ledger import LedgerWriter, ledger_path
+from ulpscope.store.ledger import LedgerWriter, ledger_path, process_path
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +48,15 @@ class Ledger:
         self._overwrite = overwrite
         self._pid = os.getpid()
         self._models = models_of(model)
-        self._calls = CallNames(in_torch)
+        self._calls = CallNames(in_torch, self._missed)
         self._probe: ReplayProbe | None = None
         self._writer: LedgerWriter | None = None
         self._steps: StepWatch | None = None
         self._seq = 0
         self._written_rank = 0
+        # Of a program that was not edited: no model has run yet; and how many calls were made before one did.
+        self._early = False
+        self._before = 0
         # The file that this ledger has begun: an exception of a signal handler can hit while it is being opened.
         self._begun: Path | None = None
 
@@ -56,7 +67,8 @@ class Ledger:
         if self.started:
             return self
         if self._probe is None:
-            self._refuse_taken(self._place()[0])
+            if self._steps is None:
+                self._refuse_taken(self._place()[0])
             self._models += [item for item in models_of(model) if not any(item is known for known in self._models)]
             self._probe = ReplayProbe(self._calls, self._add, self._calls.source, models=self._models)
             if self._steps is not None:
@@ -74,6 +86,8 @@ class Ledger:
             self._calls.begin_step()
             if self._probe is not None:
                 self._probe.begin_step()
+        if self.started and self._probe is not None:
+            self._probe.tidy(sys._getframe(1))
 
     def stop(self) -> None:
         """Ends judging and leaves torch as it was; start may follow."""
@@ -88,6 +102,8 @@ class Ledger:
             return
         self.stop()
         if self._writer is not None:
+            for text, count in self._calls.unseen.items():
+                self._writer.add_unseen(text, count)
             self._writer.close()
             self._writer = None
         atexit.unregister(self.close)
@@ -105,25 +121,70 @@ class Ledger:
         """What could not be judged, and why."""
         return list(self._calls.notes)
 
-    def wait_for_forward(self) -> None:
-        """Begins with the first forward of any module, and finds the steps by itself."""
-        self._steps = StepWatch(self.step, self._first_forward, self._calls.trouble)
-        self._steps.install()
+    def watch(self, ignored: Callable[[FrameType], bool] | None) -> None:
+        """Judges a program that was not edited from now on, and finds its steps.
 
-    def _first_forward(self) -> None:
-        assert self._steps is not None
-        self._steps.remove()
+        What runs before the first forward of a model is preparation: where a model runs it is not judged, and what `ignored`
+        frames call, which build one, never is. None: all of it is judged."""
+        self._early = ignored is not None
+        self._steps = StepWatch(self.step, None, self._calls.trouble, first_model=self._begin_anew)
         self.start()
+        assert self._probe is not None
+        self._probe.ignore(ignored)
+
+    def _begin_anew(self) -> None:
+        assert self._probe is not None
+        if not self._early:
+            return
+        with self._calls.gate:
+            self._early = False
+            self._probe.ignore(None)
+            self._probe.forget()
+            self._calls.begin_step()
+            self._calls.unseen.clear()
+            self._before = self._seq
+            self.current_step = self._seq = 0
+            if self._writer is not None:
+                self._writer.close()
+                self._writer.path.unlink()
+                self._writer = None
 
     def _add(self, fields: dict[str, Any]) -> None:
-        if os.getpid() != self._pid:  # a fork: the file belongs to its parent
-            self._calls.active = False
-            log.warning("process %d is a fork, and its kernels are not judged: the ledger is its parent's", os.getpid())
+        writer = self._writing()
+        if writer is None:
             return
-        if self._writer is None:
-            self._writer = self._open()
-        self._writer.add({"seq": self._seq, "step": self.current_step, "rank": self._written_rank, **fields})
+        if self._early:  # a process may come to know its rank
+            self._written_rank = self._place()[0]
+        writer.add({"seq": self._seq, "step": self.current_step, "rank": self._written_rank, **fields})
         self._seq += 1
+
+    def _missed(self, text: str) -> None:
+        """Said at once, and again with its number at the end."""
+        writer = self._writing()
+        if writer is not None:
+            writer.add_unseen(text, 1)
+
+    def _writing(self) -> LedgerWriter | None:
+        """None where this process has nothing to write to, which is said."""
+        process = os.getpid()
+        if process != self._pid:
+            self._lose(f"calls of process {process}, a fork: the ledger is its parent's")
+            return None
+        if self._writer is None and self._calls.active:
+            try:
+                self._writer = self._open()
+            except FileExistsError as error:
+                self._lose(f"calls of process {process}: {error.filename} is another's, of the same rank")
+        return self._writer
+
+    def _lose(self, text: str) -> None:
+        """Nothing more is judged in this process, and a file of its own says so. Workers that load data are not judged anyway."""
+        self._calls.active = False
+        log.log(logging.INFO if is_data_worker() else logging.WARNING, "not judged: %s", text)
+        if not is_data_worker():
+            own = LedgerWriter(process_path(self.path, os.getpid()), {})
+            own.add_unseen(text, 1)
+            own.close()
 
     def _refuse_taken(self, rank: int) -> Path:
         path = ledger_path(self.path, rank)
@@ -135,12 +196,15 @@ class Ledger:
 
     def _open(self) -> LedgerWriter:
         rank, world = self._place()
-        path = ledger_path(self.path, rank)
-        if path != self._begun:
-            self._begun = self._refuse_taken(rank)
+        path = process_path(self.path, self._pid) if self._early else ledger_path(self.path, rank)
+        replace = self._overwrite or self._early or path == self._begun
         about = {"rank": rank, "world_size": world, "environment": devices.environment()}
+        about |= {"early": self._early, "before": self._before}
         self._written_rank = rank
-        return LedgerWriter(path, about)
+        if not replace and path.exists():
+            raise FileExistsError(errno.EEXIST, "a ledger", str(path))
+        self._begun = path
+        return LedgerWriter(path, about, replace=replace)
 
     def _place(self) -> tuple[int, int]:
         rank, world = devices.rank_and_world()

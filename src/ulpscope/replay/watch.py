@@ -1,9 +1,11 @@
-"""Judging a program that was not edited: begins with its first forward, ends when it ends. Imports torch only then."""
+"""Judging a program that was not edited: begins when it has torch, ends when it ends."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
+
+from ulpscope.frameworks.building import is_building
 
 LEDGER_VARIABLE = "ULPSCOPE_LEDGER"
 
@@ -16,8 +18,4 @@ def begin(options: dict[str, Any]) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("ulpscope: %(message)s"))
         logging.getLogger("ulpscope").addHandler(handler)
-    ledger = Ledger(options["path"])
-    if options.get("from_start"):
-        ledger.start()
-    else:
-        ledger.wait_for_forward()
+    Ledger(options["path"]).watch(None if options.get("from_start") else is_building)

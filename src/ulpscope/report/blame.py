@@ -40,13 +40,15 @@ def blame_json(
     first = judgement.first
     return {
         "schema": SCHEMA,
-        "verdict": first.verdict.value if first is not None else judgement.doubt or "nothing is wrong",
+        "verdict": first.verdict.value if first is not None else judgement.doubt or judgement.answer.partition(":")[0],
         "by": judgement.by,
         "first": None if first is None else _finding_json(first),
         "suspects": [_finding_json(finding) for finding in judgement.findings[:_MOST]],
         "suspect_count": len(judgement.findings),
         "counts": judgement.counts,
         "not_judged": judgement.unknown,
+        "not_seen": judgement.unseen,
+        "before": judgement.before,
         "compared": judgement.compared,
         "attribution": None if attribution is None else attribution_json(attribution),
         "runs": list(runs),
@@ -112,7 +114,7 @@ def blame_lines(
     lines = [f"{' -> '.join(runs)}", f"{size}, {_HOW[judgement.by, judgement.compared]}", ""]
     first = judgement.first
     if first is None:
-        lines += textwrap.wrap(judgement.doubt or "nothing is wrong: rounding explains every call", 120)
+        lines += textwrap.wrap(judgement.answer, 120)
     else:
         lines += _panel(first)
         lines += _others(judgement, first)
@@ -124,6 +126,12 @@ def blame_lines(
     ]
     for why, count in sorted(judgement.unknown.items(), key=lambda item: -item[1])[:3]:
         lines.append(f"not judged  {count}x {why}")
+    if judgement.before:
+        lines.append(
+            f"before      {counted(judgement.before, 'call')} before the first forward of a model: not judged without --from-start"
+        )
+    for why, count in sorted(judgement.unseen.items(), key=lambda item: -item[1])[:3]:
+        lines.append(f"not seen    {count}x {why}")
     lines += [f"next        {command}" for command in next_commands]
     return lines
 

@@ -9,6 +9,7 @@ from ulpscope.naming import call_text, slot_text
 from ulpscope.records import CallRecord, Frame, Value
 
 _MEANING = {
+    "pole": "a pole: the exact result is infinite at these inputs, and finite beside them",
     "normal": "normal: computed in float64, the result does not fit into its dtype either",
     "abnormal": "abnormal: computed in float64, the result fits into its dtype; the kernel overflows on its way",
 }
@@ -19,7 +20,7 @@ def overflow_lines(
 ) -> list[str]:
     """One overflow in a few lines."""
     where = f"step {step}" + (f", rank {rank}" if ranks > 1 else "")
-    lines = [f"{call_text(call.id)}  overflows  ({where})"]
+    lines = [f"{call_text(call.id)}  {'has a pole' if nature == 'pole' else 'overflows'}  ({where})"]
     lines += [f"  {slot_text(value.slot)}  {_shown(value)}" for value in call.values if value.is_tensor]
     if call.module:
         lines.append(f"  in module {call.module}")
@@ -51,9 +52,8 @@ def overflow_json(
 
 def summary_line(count: int, notes: Sequence[str]) -> str:
     """The answer in one line."""
-    if count:
-        return f"{count} call{'s'[: count > 1]} overflowed"
-    return "no call overflowed" + (f"; {'; '.join(notes)}" if notes else "")
+    head = f"{count} call{'s'[: count > 1]} overflowed" if count else "no call overflowed"
+    return "; ".join([head, *notes])
 
 
 def _shown(value: Value) -> str:

@@ -18,8 +18,10 @@ from ulpscope.errors import DumpError
 from ulpscope.store.fields import read_fields
 from ulpscope.store.layout import is_native
 
-FORMAT = 1
+FORMAT = 2
 PREFIX = "ledger.rank"
+# What a process writes that has no rank to judge for: it has run no model yet, or its rank has a ledger of another process.
+PROCESS = "ledger.process"
 SUFFIX = ".jsonl"
 _LONGEST_HEADER = 1 << 20
 
@@ -116,19 +118,25 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class LedgerWriter:
-    """Appends rows, each at once: what was added before a crash can be read."""
+    """Appends rows, each at once: what was added before a crash can be read. Raises FileExistsError unless it may replace a file."""
 
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+    def __init__(self, path: Path, about: dict[str, Any], *, replace: bool = True) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        how = os.O_TRUNC if replace else os.O_EXCL
         # Not as Python opens it: a file that is left behind when a signal handler raises here asks for signals when it is collected,
         # and drops what the handler raises then.
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how | getattr(os, "O_BINARY", 0), 0o666)
         self._file: TextIO = os.fdopen(self._descriptor, "w", buffering=1, encoding="utf-8", closefd=False)
         self._file.write(json.dumps({"format": FORMAT, **about}, sort_keys=True) + "\n")
 
     def add(self, fields: dict[str, Any]) -> None:
         """One row, as the fields of Row; a field that has its default may be left out."""
         self._file.write(_dumps(fields) + "\n")
+
+    def add_unseen(self, text: str, count: int) -> None:
+        """What ran and was not judged, and how often until now."""
+        self._file.write(_dumps({"unseen": text, "count": count}) + "\n")
 
     def close(self) -> None:
         if not self._file.closed:
@@ -138,6 +146,58 @@ class LedgerWriter:
 
 def ledger_path(run: Path, rank: int) -> Path:
     return run / f"{PREFIX}{rank}{SUFFIX}"
+
+
+def process_path(run: Path, process: int) -> Path:
+    return run / f"{PROCESS}{process}{SUFFIX}"
+
+
+def settle(run: Path) -> None:
+    """Once the processes of a run have ended: those that ran no model are the ones to judge where none did, and else they are not."""
+    early = [path for path in sorted(run.glob(f"{PROCESS}*{SUFFIX}")) if _about(path).get("early") is True]
+    taken = bool(find_ledgers(run))
+    longest_first = sorted(early, key=lambda path: -path.stat().st_size)
+    for path in () if taken else longest_first:
+        _adopt(run, path)
+    for path in early:
+        path.unlink()
+
+
+def _adopt(run: Path, path: Path) -> None:
+    """Gives an early ledger the rank that its process came to have."""
+    about, rows = read_ledger(path)
+    rank = max((row.rank for row in rows), default=about.get("rank", 0))
+    own = ledger_path(run, rank)
+    if own.exists():
+        more = LedgerWriter(
+            process_path(run, int(path.name[len(PROCESS) : -len(SUFFIX)])).with_suffix(".more.jsonl"), {}
+        )
+        more.add_unseen(f"calls of one more process of rank {rank}", len(rows))
+        more.close()
+        return
+    unseen = about.pop("unseen")
+    adopted = LedgerWriter(own, {**about, "rank": rank, "early": False})
+    with path.open(encoding="utf-8", errors="surrogateescape") as file:
+        next(file)
+        for line in file:
+            if line.endswith("\n") and "unseen" not in (fields := json.loads(line)):
+                adopted.add({**fields, "rank": rank})
+    for text, count in unseen.items():
+        adopted.add_unseen(text, count)
+    adopted.close()
+
+
+def unseen_beside(run: Path) -> dict[str, int]:
+    """What processes without a ledger of their own ran, which was not judged."""
+    found: dict[str, int] = {}
+    for path in sorted(run.glob(f"{PROCESS}*{SUFFIX}")) if run.is_dir() else ():
+        found.update(read_ledger(path)[0]["unseen"])
+    return found
+
+
+def is_begun(run: Path) -> bool:
+    """Whether a folder holds what any process of a run wrote."""
+    return any(run.glob(f"{PREFIX}*{SUFFIX}")) or any(run.glob(f"{PROCESS}*{SUFFIX}"))
 
 
 def find_ledgers(run: Path) -> list[Path]:
@@ -164,13 +224,22 @@ def _is_ledger(path: Path) -> bool:
 
 
 def read_ledger(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What the ledger says about its run, and its rows. A line cut short by a crash ends it. Raises DumpError."""
+    """What the ledger says about its run, and its rows. A line cut short by a crash ends it. Raises DumpError.
+
+    `unseen` of the first is what ran and was not judged, with how often."""
     try:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
             about = _header(path, file.readline(_LONGEST_HEADER))
-            return about, list(_rows(path, file))
+            about["unseen"] = {}
+            about["before"] = about["before"] if type(about.get("before")) is int else 0
+            return about, list(_rows(path, file, about["unseen"]))
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _about(path: Path) -> dict[str, Any]:
+    with path.open(encoding="utf-8", errors="surrogateescape") as file:
+        return _header(path, file.readline(_LONGEST_HEADER))
 
 
 def _header(path: Path, line: str) -> dict[str, Any]:
@@ -186,10 +255,17 @@ def _header(path: Path, line: str) -> dict[str, Any]:
     return dict(about)
 
 
-def _rows(path: Path, file: TextIO) -> Iterator[Row]:
+def _rows(path: Path, file: TextIO, unseen: dict[str, int]) -> Iterator[Row]:
     for number, line in enumerate(file, 2):
         try:
-            yield row_of(json.loads(line))
+            plain = json.loads(line)
+            if type(plain) is dict and "unseen" in plain:
+                text, count = plain["unseen"], plain.get("count")
+                if type(text) is not str or type(count) is not int:
+                    raise ValueError("what was not seen is a text and a number")
+                unseen[text] = count
+                continue
+            yield row_of(plain)
         except (ValueError, RecursionError) as error:
             if not line.endswith("\n"):
                 return  # a crash cut it short

@@ -129,3 +129,64 @@ def test_what_comes_into_a_first_module_different_is_no_weight() -> None:
     found = diverge([module("up", 1, came, tensor("output", error=0.5, measure=3))])
     assert [(name, status) for name, status, _ in findings(found)] == [("Module.up.Linear.forward.0", Status.SOURCE)]
     assert advise(found.first, reference="a", target="b").cause is Cause.OUTSIDE
+
+
+def outer(error: float = 0.5) -> CallComparison:
+    """A model whose inputs agree and whose output does not, around whatever has it as its parent."""
+    return call("Net", 0, tensor("input"), tensor("output", error=error, measure=9), kind="Module")
+
+
+DROPPED = [
+    outer(),
+    call("linear", 1, tensor("input"), tensor("output", measure=1), parent=0),
+    call("mul", 2, tensor("output", measure=7), parent=0, only="reference"),
+]
+
+
+def test_a_module_in_which_one_run_lacks_a_call_is_not_accused_but_the_call_is() -> None:
+    taken = from_the_reference(tensor("input", error=0.5, measure=1), 7)
+    found = diverge([*DROPPED, call("relu", 3, taken, tensor("output", error=0.5, measure=2), parent=0)])
+    text = "only the reference has it, and Torch.relu.0.forward takes what it gives as input.0"
+    assert findings(found) == [("Torch.mul.0.forward", Status.UNMATCHED, text)]
+    assert found.statuses[Status.INTRODUCED] == 0
+
+
+@pytest.mark.parametrize("only", ["reference", "target"])
+def test_so_it_is_where_nobody_is_seen_to_take_what_the_call_gives(only: str) -> None:
+    alone = call("mul", 2, tensor("output", measure=7), parent=0, only=only)
+    found = diverge([*DROPPED[:2], alone])
+    assert findings(found) == [("Torch.mul.0.forward", Status.UNMATCHED, f"only in the {only}")]
+
+
+def test_a_call_that_is_alone_outside_of_the_accused_module_does_not_excuse_it() -> None:
+    found = diverge([*DROPPED[:2], call("mul", 2, tensor("output", measure=7), only="reference")])
+    assert [(name, status) for name, status, _ in findings(found)] == [("Module.Net.forward.0", Status.INTRODUCED)]
+    advice = advise(found.first, reference="a", target="b")
+    assert advice.cause is Cause.MODULE
+    assert "kernel" not in advice.text
+
+
+def test_the_call_that_is_alone_comes_before_those_that_are_accused_behind_it() -> None:
+    taken = from_the_reference(tensor("input", error=0.5, measure=1), 7)
+    behind = [
+        call("relu", 3, taken, tensor("output", error=0.5, measure=2)),
+        call("matmul", 4, tensor("input"), tensor("output", error=0.5, measure=3)),
+    ]
+    found = diverge([DROPPED[1], call("mul", 2, tensor("output", measure=7), only="reference"), *behind])
+    assert [name for name, _, _ in findings(found)] == ["Torch.mul.0.forward"]
+    before = call("matmul", 0, tensor("input"), tensor("output", error=0.5, measure=3))
+    found = diverge([before, DROPPED[1], call("mul", 2, tensor("output", measure=7), only="reference"), behind[0]])
+    assert [name for name, _, _ in findings(found)] == ["Torch.matmul.0.forward"]
+
+
+def test_a_weight_that_differs_behind_a_call_that_is_alone_is_told_too() -> None:
+    taken = from_the_reference(tensor("input", error=0.5, measure=1), 7)
+    behind = [
+        call("relu", 3, taken, tensor("output", error=0.5, measure=2)),
+        call("linear", 4, tensor("input", 1, error=0.5, measure=40), tensor("output", error=0.5, measure=3)),
+    ]
+    found = diverge([DROPPED[1], call("mul", 2, tensor("output", measure=7), only="reference"), *behind])
+    assert [(name, status) for name, status, _ in findings(found)] == [
+        ("Torch.mul.0.forward", Status.UNMATCHED),
+        ("Torch.linear.0.forward", Status.SOURCE),
+    ]

@@ -119,6 +119,13 @@ def test_a_backward_call_with_a_clean_forward_introduces() -> None:
     assert status_of(forward, backward) is Status.INTRODUCED
 
 
+def test_a_backward_call_whose_gradients_were_not_recorded_is_never_said_to_have_got_the_same() -> None:
+    forward = call("mul", 0, tensor("input"), tensor("output"))
+    backward = call("mul", 1, tensor("output", error=WRONG), phase=Phase.BACKWARD)
+    found = diverge([forward, backward])
+    assert (found.findings, found.statuses[Status.INHERITED], found.agrees) == ([], 1, False)
+
+
 def test_a_gradient_that_differs_before_a_backward_call_is_no_source() -> None:
     """Gradients are summed between the calls."""
     backward = call(

@@ -63,6 +63,7 @@ class DebuggerConfig:
         }
         if self.task == "overflow_check":
             options["overflows"] = self.options.get("overflow_nums", 1)
+            options["poles"] = True
             options["acl_config"] = self.acl_config or None
         elif self.level == "L2":
             options["below"] = (scope or names)[0]

@@ -75,6 +75,7 @@ class OverflowCheck:
             steps=target.steps,
             ranks=() if rank is None else (rank,),
             overflows=request.limit,
+            poles=True,
             acl_config=request.acl_config,
             sketch=False,
             overwrite=True,

@@ -21,7 +21,7 @@ class OverflowCheck:
     def __init__(self, model: Any) -> None:
         self._own = Path(tempfile.mkdtemp(prefix="ulpscope-"))
         self._said = ""
-        self._capture = Capture(str(self._own / "run"), model=model, overflows=1, sketch=False)
+        self._capture = Capture(str(self._own / "run"), model=model, overflows=1, poles=True, sketch=False)
         self._capture.on_dump = self._write
         self._capture.as_msprobe = True
         assert self._capture.sieve is not None

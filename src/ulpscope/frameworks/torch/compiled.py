@@ -105,7 +105,8 @@ class CompiledTap:
 
     def _trace(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tracer writes down what it sees: it must not see us."""
-        return self._aside(_TRACED, original, args, kwargs)
+        self.observer.note(_TRACED)
+        return self._aside(original, args, kwargs)
 
     def _script(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """It asks the frame that called it, so many frames up, what the names in a class stand for."""
@@ -116,8 +117,9 @@ class CompiledTap:
 
     def run_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A backward pass that torch writes down and compiles, and then runs."""
+        self.observer.missed(_NOTE)
         with without_our_hooks(args[0] if args else ()):
-            return self._aside(_NOTE, original, args, kwargs)
+            return self._aside(original, args, kwargs)
 
     def pause(self) -> None:
         """What runs inside a region may be such a pass. Dynamo looks at the frames that lead to it: not at ours."""
@@ -149,9 +151,8 @@ class CompiledTap:
         finally:
             self._look(looks)
 
-    def _aside(self, note: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _aside(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self.observer.state()
-        self.observer.note(note, missing=True)
         self._enter(state)
         try:
             return original(*args, **kwargs)
@@ -168,7 +169,7 @@ class CompiledTap:
         space = vars(dynamo.space)
         self._exchanged = {name: space[name] for name in (_FIRST, _LAST) if name in space}
         if not self._exchanged:
-            self.observer.note(
+            self.observer.missed(
                 "torch.compile of this torch is not one that we know: compiled regions may be recorded wrongly"
             )
             return
@@ -219,7 +220,7 @@ class CompiledTap:
     def _begin_region(self, state: ThreadState, caller: FrameType) -> None:
         state.region = caller
         self._enter(state)
-        self.observer.note(_NOTE, missing=True)
+        self.observer.missed(_NOTE)
 
     def _begin_compiling(self, *_: Any) -> None:
         self._enter(self.observer.state())

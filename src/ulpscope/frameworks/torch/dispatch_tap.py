@@ -26,6 +26,10 @@ class KernelTap(Protocol):
 
     def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
+    def unwatched(self, state: ThreadState, name: str, why: str, node: Any = None) -> None:
+        """A call, or a node of autograd, is run with the mode taken off: its kernels will not be told."""
+        ...
+
 
 class KernelMode(internals.DispatchMode):
     """The mode of one thread."""
@@ -39,6 +43,8 @@ class KernelMode(internals.DispatchMode):
         super().__init__()
         self.tap = tap
         self.state = state
+        # How often we have taken it off its thread ourselves, to put it back.
+        self.away = 0
 
     def is_dead(self) -> bool:
         """Whether its capture has ended."""
@@ -68,6 +74,9 @@ class DispatchTap:
         self.measurer = measurer
         self.below = below
         self.names = ApiNames()
+
+    def unwatched(self, state: ThreadState, name: str, why: str, node: Any = None) -> None:
+        self.observer.note(f"{name} is recorded without its kernels: {why}")
 
     def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         observer = self.observer

@@ -19,14 +19,18 @@ from torch.nn import Parameter
 from ulpscope import native
 from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.api_arguments import UnrunnableError, function_of
 from ulpscope.frameworks.torch.cuda_gauge import is_capturing
 from ulpscope.frameworks.torch.dense import dense_form, is_enormous, unexpanded, untouchable
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_INF, HAS_NAN, Answer, DeviceAnswers
+from ulpscope.frameworks.torch.overflow_replay import has_pole, slope_has_pole
+from ulpscope.frameworks.torch.replay_recorded import arguments_at
 from ulpscope.frameworks.torch.summary import is_wrapped
 from ulpscope.frameworks.torch.tensors import Unrecordable
+from ulpscope.records import PathStep
 
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
-_SMALL = 1 << 14
+_SMALL, _LARGE = 1 << 14, 1 << 26
 _COUNTS = struct.Struct("<3Q")
 _AT_COUNTS = int(native.ROW.fields["nan"][1]) if native.ROW.fields is not None else 0
 _ZEROS = bytes(_COUNTS.size)
@@ -57,6 +61,26 @@ class TorchFiniteness:
         """The same, waited for."""
         found = self.ask(value)
         return found if isinstance(found, int) else found.bits(wait=True) or FINITE
+
+    def has_pole(
+        self, kind: str, name: str, given: Iterable[tuple[tuple[PathStep, ...], Any]], made: Iterable[Any]
+    ) -> bool:
+        """Whether what a call made is infinite only where its function is. Computed on the CPU; the generator there is left as it was."""
+        state = torch.get_rng_state()
+        with internals.no_functions(), internals.no_dispatch():
+            try:
+                leaves = [(path, _here(value)) for path, value in given]
+                return has_pole(
+                    function_of(kind, name), arguments_at(leaves), [getattr(each, "dtype", None) for each in made]
+                )
+            except UnrunnableError:
+                return False
+            finally:
+                torch.set_rng_state(state)
+
+    def slope_has_pole(self, name: str, gradients: Iterable[Any]) -> bool:
+        with internals.no_functions(), internals.no_dispatch():
+            return slope_has_pole(name, gradients)
 
     def place(self, value: Any) -> tuple[int, int] | None:
         """The memory of a tensor on a device that answers later: where it begins and how long it is. None for any other."""
@@ -150,6 +174,16 @@ class TorchFiniteness:
                 )
             except (RuntimeError, NotImplementedError):
                 return False
+
+
+def _here(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        if isinstance(value, Unrecordable):
+            raise UnrunnableError("it was overwritten")
+        return value
+    if type(value) not in (Tensor, Parameter) or value.layout is not torch.strided or value.numel() > _LARGE:
+        raise UnrunnableError("no plain tensor, or a very large one")
+    return value.detach().cpu()
 
 
 def _on_cpu(value: Tensor) -> int:

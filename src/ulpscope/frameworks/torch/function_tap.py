@@ -21,7 +21,7 @@ from ulpscope.frameworks.base import Observer, OpenCall, Shared, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch import internals, mode_stacks
 from ulpscope.frameworks.torch.backward import BackwardTap
-from ulpscope.frameworks.torch.mode_dependent import note_of
+from ulpscope.frameworks.torch.mode_dependent import WHY
 from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
@@ -183,16 +183,17 @@ class FunctionTap:
         self, state: ThreadState, api: Api, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs a call below the dispatch mode; without it where that would change what torch computes."""
+        mode = state.mode[1]
+        if mode_stacks.is_blind(mode):
+            self.observer.missed(mode_stacks.GONE)
+            return run(args, kwargs)
         dependent = api.dependent is not None and api.dependent(args, kwargs)
         # Under any dispatch mode torch fails to add a number to zeros that have no memory.
         if not dependent and not _has_zeros(args):
             return run(args, kwargs)
-        self.observer.note(
-            note_of(f"{api.kind}.{api.name}")
-            if dependent
-            else "calls on zeros without memory (torch._efficientzerotensor) are recorded without their kernels"
-        )
-        with mode_stacks.off(state.mode[1]):
+        why = WHY if dependent else "it is given zeros without memory (torch._efficientzerotensor)"
+        mode.tap.unwatched(state, f"{api.kind}.{api.name}", why)
+        with mode_stacks.off(mode):
             return run(args, kwargs)
 
     def _distrust_written(self, places: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -150,8 +150,7 @@ def run_as_called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return func(*args, **kwargs)
 
 
-def note_of(name: str) -> str:
-    return f"{name} is recorded without its kernels: torch computes it otherwise while they are watched"
+WHY = "torch computes it otherwise while they are watched"
 
 
 class _Absence:
@@ -166,28 +165,37 @@ class _Absence:
 
     def begin(self, _: Any) -> None:
         if DISPATCH.holds_only(self.mode):
+            self.mode.away += 1
             DISPATCH.pop()
             self.left = True
 
     def end(self, _in: Any, _out: Any) -> None:
+        if self.left and not DISPATCH.count(self.mode):
+            DISPATCH.insert(self.mode, 0)
+        self.forget()
+
+    def forget(self) -> None:
         if self.left:
             self.left = False
-            if not DISPATCH.count(self.mode):
-                DISPATCH.insert(self.mode, 0)
+            self.mode.away -= 1
 
 
 @contextmanager
-def nodes_run_without(mode: Any, roots: Any, note: Callable[[str], None]) -> Iterator[None]:
+def nodes_run_without(mode: Any, roots: Any) -> Iterator[None]:
     """Within, the nodes in `NODES` of the graph behind some tensors run without this dispatch mode."""
     handles = []
+    absences = []
     with internals.no_functions():
         # Asked of the whole graph, as late as when it runs: nodes come also of what nobody has watched, and of other nodes.
         for node in (node for node in graph_behind(roots) if type(node).__name__ in NODES):
             absence = _Absence(mode)
+            absences.append(absence)
             handles += [node.register_prehook(absence.begin), node.register_hook(absence.end)]
-            note(note_of(type(node).__name__))
+            mode.tap.unwatched(mode.state, type(node).__name__, WHY, node)
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        for absence in absences:
+            absence.forget()

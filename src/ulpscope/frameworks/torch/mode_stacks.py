@@ -36,6 +36,10 @@ class Stack:
     def holds_only(self, mode: Any) -> bool:
         return self.length() == 1 and self.at(0) is mode
 
+    def is_on_top(self, mode: Any) -> bool:
+        length = self.length()
+        return length > 0 and self.at(length - 1) is mode
+
     def insert(self, mode: Any, place: int) -> None:
         """Puts a mode on top of so many others."""
         above = [self.pop() for _ in range(self.length() - place)]
@@ -76,14 +80,26 @@ DISPATCH = Stack(
 )
 
 
+_PYTHON = internals.dispatch_key("Python")
+GONE = "calls of torch while our dispatch mode was off: something took it from its thread, or modes are disabled there"
+
+
+def is_blind(mode: Any) -> bool:
+    """Whether the dispatch mode of this thread is not told of its kernels, though we have not taken it off ourselves."""
+    return not mode.away and (not DISPATCH.count(mode) or (_PYTHON is not None and internals.is_excluded(_PYTHON)))
+
+
 @contextmanager
 def off(mode: Any) -> Iterator[None]:
     """Takes a dispatch mode off where it is the only one: beside one of the program's, torch computes the same without ours."""
     alone = DISPATCH.holds_only(mode)
     if alone:
+        mode.away += 1
         DISPATCH.pop()
     try:
         yield
     finally:
-        if alone and not DISPATCH.count(mode):
-            DISPATCH.insert(mode, 0)
+        if alone:
+            if not DISPATCH.count(mode):
+                DISPATCH.insert(mode, 0)
+            mode.away -= 1

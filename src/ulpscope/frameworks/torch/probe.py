@@ -123,6 +123,7 @@ class TorchProbe:
         self._compiled = CompiledTap(observer, self._suspend, self._resume)
         self._threads.compiled_backward = self._compiled.run_backward
         self._suspended = 0
+        self._kernels = kernels
         self._collectives = CollectiveTap(observer, measurer)
         self._optimizers = OptimizerTap(observer)
         self._foreign = ForeignTap(observer, measurer)
@@ -174,6 +175,8 @@ class TorchProbe:
 
     def _replay_graph(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A graph writes into its tensors without a trace: nothing that was measured is known any more."""
+        if self._kernels:
+            self.modules.observer.missed("a CUDA graph was replayed: its kernels are not seen")
         try:
             return original(*args, **kwargs)
         finally:
@@ -214,6 +217,10 @@ class TorchProbe:
         is_left_over(state, caller)
         drop_ended(state, caller)
         self._threads.tidy(state, caller)
+
+    def rise(self) -> None:
+        """The modes that are on play the device: kernels are what they make of them."""
+        self._threads.rise(self.modules.observer.state())
 
     def watch_alone(self, module: Module | None, name: str) -> None:
         """Records one module as a whole and nothing else, or everything again."""

@@ -6,8 +6,10 @@ and whatever goes wrong here is a note on the row, never an exception in the pro
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autogr
 
 
 _PLAIN = Tensor.__torch_dispatch__
+_LARGE = 1 << 20  # elements
 _TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
 
 
@@ -58,6 +61,10 @@ class ReplayTap:
     def __init__(self, observer: Observer, emit: Emit, places: Places) -> None:
         self.observer = observer
         self.names = ApiNames()
+        # Tells of a frame whether what it calls is not to be judged.
+        self.ignored: Callable[[FrameType], bool] | None = None
+        # While there is somebody to tell: whether all this may still be preparation, which should cost little.
+        self._prepares = True
         self._emit = emit
         self._places = places
         self._origins = Origins()
@@ -65,8 +72,42 @@ class ReplayTap:
         self._plans: dict[Any, Plan] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
 
+    def forget(self) -> None:
+        """What was seen until now is no part of what is judged: it is as if it had been made elsewhere."""
+        self._origins = Origins()
+        self._counts.clear()
+
+    def unwatched(self, state: ThreadState, name: str, why: str, node: Any = None) -> None:
+        """A row for what runs without its kernels: it is not judged."""
+        observer = self.observer
+        observer.enter(state)
+        try:
+            op = f"Autograd.{name}" if node is not None else name
+            index = self._counts[op, ""]
+            self._counts[op, ""] = index + 1
+            place = self._places.of(state, ()) if node is None else self._places.of_node(node)
+            self._emit({"op": op, "dtypes": "", "index": index, "kind": "unwatched", **place, "unknown": why})
+        except Exception as error:  # the hook border
+            observer.trouble(name, error)
+        finally:
+            observer.leave(state)
+
+    def _run_unjudged(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.unwatched(
+            state, str(func), "it is large, and neither a model nor a backward had run: --from-start judges it"
+        )
+        result = redispatch(state, func, args, kwargs)
+        self._origins.made(results(result), measured=True)
+        return result
+
     def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         observer = self.observer
+        if self.ignored is not None:
+            if self.ignored(sys._getframe(2)):
+                return redispatch(state, func, args, kwargs)
+            self._prepares = self._prepares and internals.backward_pass() == -1
+            if self._prepares and sum(leaf.numel() for leaf in tensors(args, kwargs)) > _LARGE:
+                return self._run_unjudged(state, func, args, kwargs)
         if any(untouchable(leaf) is not None for leaf in tensors(args, kwargs)):
             return redispatch(state, func, args, kwargs)  # traced: there are no numbers to judge
         row: dict[str, Any] | None = None

@@ -96,6 +96,10 @@ class Places:
         node: Any = _node()
         if node is None:
             return {"phase": "backward", "api": "", "module": "", "source": None}
+        return self.of_node(node)
+
+    def of_node(self, node: Any) -> dict[str, Any]:
+        """The same of what a node of autograd runs."""
         made = self._forwards.get(node._sequence_nr())
         if made is not None:
             return {**made, "phase": "backward", "api": made["api"].removesuffix("forward") + "backward", "param": None}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn import Module
 
 from ulpscope.frameworks.base import Observer
-from ulpscope.frameworks.torch.probe import TorchProbe, models_of
+from ulpscope.frameworks.torch.probe import TorchProbe, is_data_worker, models_of
 from ulpscope.frameworks.torch.replay_mode import Emit, ReplayMode, ReplayTap
 from ulpscope.frameworks.torch.replay_place import Places
 from ulpscope.records import Level
 
-__all__ = ["ReplayProbe", "in_torch", "models_of"]
+__all__ = ["ReplayProbe", "in_torch", "is_data_worker", "models_of"]
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -58,7 +59,7 @@ class ReplayProbe:
         models: Sequence[Module],
     ) -> None:
         self._places = Places(models, source)
-        tap = ReplayTap(observer, emit, self._places)
+        tap = self._tap = ReplayTap(observer, emit, self._places)
         self._probe = TorchProbe(
             observer,
             Unmeasured(),  # type: ignore[arg-type]
@@ -82,3 +83,16 @@ class ReplayProbe:
 
     def begin_step(self) -> None:
         self._places.begin_step()
+
+    def tidy(self, caller: FrameType | None) -> None:
+        self._probe.tidy(caller)
+
+    def ignore(self, ignored: Callable[[FrameType], bool] | None) -> None:
+        """Kernels that are called from such frames are not judged."""
+        self._tap.ignored = ignored
+
+    def forget(self) -> None:
+        """Begins anew: what was seen until now is no part of what is judged, and the modes that are on play the device."""
+        self._probe.rise()
+        self._places.begin_step()
+        self._tap.forget()

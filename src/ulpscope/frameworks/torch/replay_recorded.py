@@ -19,7 +19,7 @@ from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.replay_measure import measures, rounded_factors
 from ulpscope.frameworks.torch.replay_origins import fingerprint, scalars
 from ulpscope.frameworks.torch.replay_reference import Plan
-from ulpscope.records import CallRecord, Payload, Role, Value
+from ulpscope.records import CallRecord, PathStep, Payload, Role, Value
 
 Bits = Callable[[Value], Any]
 _SPACES = {"Aten": "aten", "NPU": "npu"}
@@ -169,13 +169,18 @@ def _after(
 
 
 def _arguments(inputs: Iterable[Value], tensor: Callable[[Value], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return arguments_at((value.slot.path, _plain(value, tensor)) for value in inputs)
+
+
+def arguments_at(given: Iterable[tuple[tuple[PathStep, ...], Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call from its leaves and where each stood."""
     tree: dict[Any, Any] = {}
-    for value in inputs:
+    for path, leaf in given:
         place = tree
-        *above, last = value.slot.path
+        *above, last = path
         for step in above:
             place = place.setdefault(step, {})
-        place[last] = _plain(value, tensor)
+        place[last] = leaf
     args = tuple(_listed(tree[place]) for place in sorted(key for key in tree if isinstance(key, int)))
     return args, {key: _listed(item) for key, item in tree.items() if isinstance(key, str)}
 

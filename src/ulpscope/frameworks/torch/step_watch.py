@@ -32,14 +32,22 @@ class _Thread(threading.local):
 
 
 class StepWatch:
-    """Calls `next_step` between two steps, and `first_forward` when the first module runs.
+    """Calls `next_step` between two steps, `first_forward` when the first module runs, and `first_model` when one with parameters does.
 
     While a capture records, its module tap tells `outermost`; while it does not, `install` makes us see for ourselves.
     """
 
-    def __init__(self, next_step: Callable[[], None], first_forward: Callable[[], None], trouble: Trouble) -> None:
+    def __init__(
+        self,
+        next_step: Callable[[], None],
+        first_forward: Callable[[], None] | None,
+        trouble: Trouble,
+        *,
+        first_model: Callable[[], None] | None = None,
+    ) -> None:
         self._next_step = next_step
-        self._first_forward: Callable[[], None] | None = first_forward
+        self._first_forward = first_forward
+        self._first_model = first_model
         self._local = _Thread()
         self._trouble = trouble
         self._forwards = Forwards()
@@ -122,6 +130,9 @@ class StepWatch:
         heard = None
         model = self._forwards.model(module)
         if model.size:
+            if self._first_model is not None:
+                begin, self._first_model = self._first_model, None
+                begin()
             if not self._optimizers and self._by_hand.has_updated():
                 self._updated()
             trains = self._has_updated or bool(self._optimizers)

@@ -22,7 +22,7 @@ from ulpscope.frameworks.interruption import in_our_code
 from ulpscope.frameworks.torch import doors, internals
 from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, EngineSwap, bordered, watching
 from ulpscope.frameworks.torch.mode_dependent import nodes_run_without
-from ulpscope.frameworks.torch.mode_stacks import DISPATCH, FUNCTION
+from ulpscope.frameworks.torch.mode_stacks import DISPATCH, FUNCTION, GONE, Stack, is_blind
 
 MakeMode = Callable[[ThreadState], Any]
 Places = tuple[list[int], list[int]]
@@ -68,6 +68,8 @@ class ThreadTap:
             if internals.run_engine is not None
             else EngineSwap(bordered(self._run_engine, "a backward pass", observer.trouble)),
         ]
+        if make_dispatch_mode is not None:
+            self._swaps += watching(internals.DispatchMode, "__exit__", self._leave_mode, observer.trouble)
         # Runs a backward pass that torch is going to compile.
         self.compiled_backward: Around | None = None
         self._has_torch_function: Any = None
@@ -102,27 +104,37 @@ class ThreadTap:
             state.mode = (function, kernel)
             self._on(state, ([0], [DISPATCH.length()]))
 
+    def rise(self, state: ThreadState) -> None:
+        """Puts the dispatch mode of this thread above what the program has put on since: that plays the device from now on."""
+        if state.mode is not None and DISPATCH.remove(state.mode[1]):
+            DISPATCH.insert(state.mode[1], DISPATCH.length())
+
     def leave(self, state: ThreadState) -> None:
         if state.mode is not None:
             suspended = self._suspended.pop(state.number, None) is not None
             for mode, stack, places in zip(state.mode, _STACKS, self._off(state), strict=True):
                 if mode is not None and len(places) != 1 and not suspended:
-                    self.observer.note(
-                        f"at the end torch's stack of {stack.name} held ours {len(places)} times, not once"
-                    )
+                    tell = self.observer.note if places or stack is FUNCTION else self.observer.missed
+                    tell(f"at the end torch's stack of {stack.name} held ours {len(places)} times, not once")
             state.mode = None
 
     def tidy(self, state: ThreadState, caller: FrameType | None) -> None:
-        """Makes sure that the mode of this thread is on, once, before a call of the program's: an exception of a signal
-        handler can hit while it is being moved."""
+        """Makes sure that each mode of this thread is on, once, before a call of the program's: an exception of a signal
+        handler can hit while it is being moved, and the program can take off more than it had put on."""
         if state.mode is None or state.compiled or state.handling:
             return
-        mode = state.mode[0]
-        if mode is None:
-            return
-        if not FUNCTION.holds_only(mode) and FUNCTION.count(mode) != 1 and not in_our_code(caller):
-            FUNCTION.remove(mode)
-            FUNCTION.insert(mode, 0)
+        function, kernel = state.mode
+        if function is not None and not FUNCTION.holds_only(function) and FUNCTION.count(function) != 1:
+            self._put_back(function, FUNCTION, 0, caller)
+        if kernel is not None and not kernel.away and not DISPATCH.holds_only(kernel) and DISPATCH.count(kernel) != 1:
+            if not DISPATCH.count(kernel):
+                self.observer.missed(GONE)
+            self._put_back(kernel, DISPATCH, DISPATCH.length(), caller)
+
+    def _put_back(self, mode: Any, stack: Stack, place: int, caller: FrameType | None) -> None:
+        if not in_our_code(caller):
+            stack.remove(mode)
+            stack.insert(mode, min(place, stack.length()))
 
     def _on(self, state: ThreadState, wanted: Places) -> None:
         for mode, stack, places in zip(state.mode, _STACKS, wanted, strict=True):
@@ -135,9 +147,32 @@ class ThreadTap:
         return FUNCTION.remove(function), DISPATCH.remove(kernel)
 
     def _new_thread(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        state = self.observer.state()
         if self.observer.active:
-            self.enter(self.observer.state())
-        return original(*args, **kwargs)
+            self.enter(state)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if (
+                self.observer.active
+                and state.mode is not None
+                and state.mode[1] is not None
+                and is_blind(state.mode[1])
+            ):
+                self.observer.missed(GONE)
+
+    def _leave_mode(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A mode of the program's ends. Torch takes off what lies on top, which is ours where that mode began before."""
+        state = self.observer.state()
+        mode = None if state.mode is None else state.mode[1]
+        on_top = mode is not None and DISPATCH.is_on_top(mode)
+        if on_top:
+            DISPATCH.remove(mode)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if on_top:
+                DISPATCH.insert(mode, DISPATCH.length())
 
     def _run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A backward pass: torch took the mode off to run `Tensor.backward`; Python inside the pass must be seen."""
@@ -151,7 +186,7 @@ class ThreadTap:
                 if mode is not None and not FUNCTION.count(mode):
                     around.enter_context(mode)
                 if mode is not None and state.mode[1] is not None and args:
-                    around.enter_context(nodes_run_without(state.mode[1], args[0], self.observer.note))
+                    around.enter_context(nodes_run_without(state.mode[1], args[0]))
                 return original(*args, **kwargs)
         finally:
             _settling.end = time.monotonic() + _SETTLING
