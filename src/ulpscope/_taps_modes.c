@@ -584,7 +584,8 @@ PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
     PyObject *out = w->kwargs ? PyDict_GetItem(w->kwargs, word[OUT]) : NULL;
     PyObject *inplace = w->kwargs ? PyDict_GetItem(w->kwargs, word[INPLACE]) : NULL;
     int writes = flags & MUTATES || (inplace && inplace != Py_False);
-    if ((out && out != Py_None) || (writes && PyDict_Size(f->given[FRESH]))) goto slow;
+    if (out && out != Py_None) goto slow;
+    if (PyTuple_Size(w->args) && may_be_unwritten(f, PyTuple_GetItem(w->args, 0))) goto slow;
     if (f->quiet) return carry_out(w);
     if (flags & LEFT_OUT && w->direct) return f->sequence++, carry_out(w); /* it has its number, and nothing inside it is recorded */
     if (!PyList_Size(s->object[CALLS])) {

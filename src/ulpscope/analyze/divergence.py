@@ -17,8 +17,8 @@ from ulpscope.analyze.beginnings import Beginnings, marks_of
 from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, is_inside, parts_of
 from ulpscope.analyze.rounding import coarsest, is_rounding, limit_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
-from ulpscope.naming import MODULE, call_text, slot_text
-from ulpscope.records import CallId, Phase, Role
+from ulpscope.naming import FILLS, INIT, MODULE, call_text, slot_text
+from ulpscope.records import UNWRITTEN, CallId, Phase, Role, Slot
 
 _MOST = 10
 # Calls that make much of the smallest elements, whose errors the length of a tensor does not show.
@@ -28,21 +28,6 @@ _UNEVEN = frozenset(
 )  # fmt: skip
 # Calls that make or overwrite memory without computing: what their output holds before that is not a result.
 _MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})
-# Calls that write their first argument without reading it.
-_FILLS = frozenset(
-    {
-        "zero_",
-        "fill_",
-        "copy_",
-        "uniform_",
-        "normal_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "log_normal_",
-        "cauchy_",
-    }
-)
 
 
 class Status(enum.Enum):
@@ -159,7 +144,7 @@ class Search:
         finding = self._status(comparison, ins, outs)
         found.statuses[finding.status] += 1
         self._note(comparison, finding)
-        self._remember(comparison, outs)
+        self._remember(comparison, ins, outs)
         self._beginnings.see(comparison)
         return finding.status
 
@@ -204,7 +189,7 @@ class Search:
                 yield around
             above = self._parent.get(above)
 
-    def _remember(self, comparison: CallComparison, outs: Sequence[Comparison]) -> None:
+    def _remember(self, comparison: CallComparison, ins: Sequence[Comparison], outs: Sequence[Comparison]) -> None:
         call = comparison.match.call
         if call.origin is not None:
             self._backward[call.origin] = call.seq
@@ -217,8 +202,9 @@ class Search:
                 self._written.update(marks_of(each.target))
             self._dirty = self._dirty or each.verdict.level is Level.FAIL
         if call.id.phase is Phase.FORWARD:
-            dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in comparison.values)
-            error = _most(comparison.values)
+            values = [*ins, *outs]
+            dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in values)
+            error = _most(values)
             if dirty or error:
                 self._forward[call.id] = dirty, error
 
@@ -322,7 +308,13 @@ class Search:
             text = f"{_slot(source)} differs, and no recorded call wrote it"
             return self._finding(Status.SOURCE, comparison, into, out, limit, text)
         dirty = saved_dirty or any(each.verdict.level is Level.FAIL for each in ins)
-        unsure = any(each.verdict.level in (Level.UNKNOWN, Level.UNMATCHED) and _is_tensor(each) for each in ins)
+        unsure = any(
+            each.verdict.level in (Level.UNKNOWN, Level.UNMATCHED)
+            and _is_tensor(each)
+            and not is_target(comparison.match.call.id, each.slot)
+            for each in comparison.values
+            if each.slot.role is not Role.OUTPUT
+        )
         if out is None:
             # Checksums tell that something differs, not how much.
             status = Status.INHERITED if dirty or unsure else Status.INTRODUCED
@@ -402,11 +394,26 @@ def _parted(comparison: CallComparison) -> tuple[list[Comparison], list[Comparis
     ins: list[Comparison] = []
     outs: list[Comparison] = []
     for each in comparison.values:
-        (outs if each.slot.role is Role.OUTPUT else ins).append(each)
-    name = call.name.partition(".")[0]  # of a kernel, without its overload
-    if name in _FILLS:
-        ins = [each for each in ins if each.slot.path != (0,)]
-    return ins, [] if name in _MEMORY else outs
+        unwritten = [value is not None and value.error == UNWRITTEN for value in (each.reference, each.target)]
+        if each.slot.role is Role.OUTPUT:
+            if not all(unwritten):
+                outs.append(each)
+        elif not any(unwritten) and not is_target(call, each.slot):
+            ins.append(each)
+    return ins, [] if _plain(call) in _MEMORY else outs
+
+
+def is_target(call: CallId, slot: Slot) -> bool:
+    """Whether a call overwrites this input without reading it."""
+    if call.phase is Phase.BACKWARD and call.kind != "Aten":
+        return False
+    if slot.path == (0,):
+        return call.kind == INIT or _plain(call) in FILLS
+    return slot.path[:1] == ("out",) or (call.kind == INIT and slot.path == ("tensor",))
+
+
+def _plain(call: CallId) -> str:
+    return call.name.partition(".")[0]  # of a kernel, without its overload
 
 
 def _is_tensor(each: Comparison) -> bool:

@@ -90,7 +90,7 @@ class CallMode(TorchFunctionMode):
         if api is None:
             return run(args, kwargs)
         if api.treatment == SHARING:
-            return tap.run_sharing(run, args, kwargs)
+            return tap.run_sharing(api, run, args, kwargs)
         if api.treatment == WRITTEN_OUT:
             with self:
                 return func.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
@@ -163,9 +163,12 @@ class FunctionTap:
             return CallMode(self, state)
         return FastMode(self.fast, self, state)
 
-    def run_sharing(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_sharing(self, api: Api, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = run(args, kwargs)
-        self.measurer.distrust((*args, *kwargs.values(), result))
+        if api.name == "data":  # torch goes on to write it
+            self.measurer.measure_anew((*args, result))
+        else:
+            self.measurer.distrust((*args, *kwargs.values(), result))
         return result
 
     def run_unrecorded(self, api: Api, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -236,12 +239,10 @@ class FunctionTap:
             call = observer.open_call(state, api.kind, name, frame)
             if call.wanted:
                 for at, value in enumerate(shown_args):
-                    unread = self.measurer.if_fresh(value) if api.mutates and at == 0 else None
-                    unread = PENDING if api.pending_inputs else unread
+                    unread = PENDING if api.pending_inputs else self.measurer.if_unwritten(value)
                     observer.show(call, Role.INPUT, (at,), value, unread=unread)
                 for key, value in shown_kwargs.items():
-                    unread = self.measurer.if_fresh(value) if key == "out" else None
-                    observer.show(call, Role.INPUT, (key,), value, unread=unread)
+                    observer.show(call, Role.INPUT, (key,), value, unread=self.measurer.if_unwritten(value))
             follow = torch.is_grad_enabled() and observer.wants_backward(call)
             if follow and (api.mutates or "out" in kwargs or kwargs.get("inplace") is True):
                 edges = self.backward.edges(shown_args, shown_kwargs)
@@ -273,9 +274,11 @@ class FunctionTap:
         try:
             if api.unseen is not None:
                 self._distrust_written(api.unseen, args, kwargs)
+            self.measurer.called(api, args, kwargs, result)
             shown = args[0] if result is None and api.mutates and args else result
             if call.wanted:
-                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api), produced=True)
+                unread = unread_output(api) or self.measurer.if_unwritten(shown)
+                observer.show(call, Role.OUTPUT, (), shown, unread=unread, produced=True)
                 observer.close_call(call)
             if follow:
                 self.backward.arm(call, sequence, edges, shown_args, shown_kwargs, shown, watch=self._kernels)
