@@ -176,3 +176,9 @@ def test_kernels_fill_what_their_schema_says(recorded: Any) -> None:
     dump = recorded(program, "kernel")
     assert [errors(dump, "sin", at)[0] for at in range(2)] == [[UNWRITTEN], [None]]
     assert [errors(dump, "sin.default", at)[0] for at in range(2)] == [[UNWRITTEN], [None]]
+
+
+def test_a_parameter_that_has_no_shape_yet_is_unwritten(recorded: Any) -> None:
+    dump = recorded(lambda: torch.nn.LazyLinear(2).weight.to(torch.float32))
+    (call,) = (each for each in dump.calls() if each.id.name == "to")
+    assert {value.error for value in call.values if "Uninitialized" in value.type} == {UNWRITTEN}

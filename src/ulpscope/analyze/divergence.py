@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 
 from ulpscope.analyze.beginnings import Beginnings, marks_of
 from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, is_inside, parts_of
+from ulpscope.analyze.outside import Outside, Strand
 from ulpscope.analyze.rounding import coarsest, is_rounding, limit_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
-from ulpscope.naming import FILLS, INIT, MODULE, call_text, slot_text
+from ulpscope.naming import FILLS, INIT, MODULE, OPTIMIZER, call_text, slot_text
 from ulpscope.records import UNWRITTEN, CallId, Phase, Role, Slot
 
 _MOST = 10
+# Numbers that an optimizer uses with its parameters, of which its call does not tell.
+_OF_OPTIONS = 2.0**-24
 # Calls that make much of the smallest elements, whose errors the length of a tensor does not show.
 _UNEVEN = frozenset(
     ["addcdiv", "div", "idiv", "rdiv", "truediv", "rtruediv", "itruediv", "divide", "true_divide", "log", "log2", "log10", "sign", "sgn",
@@ -38,6 +41,7 @@ class Status(enum.Enum):
     INTRODUCED = "introduced"
     INHERITED = "inherited"
     SOURCE = "differs before any call"
+    OUTSIDE = "from outside, read by nothing of the model"
     DTYPE = "another dtype"
     UNMATCHED = "unmatched"
     UNKNOWN = "unknown"
@@ -85,6 +89,8 @@ class Divergence:
     only_target: int = 0
     unknown: list[tuple[str, str]] = field(default_factory=list)
     unknown_count: int = 0
+    # Calls of which one should know, though nothing follows from them, and why.
+    remarks: list[tuple[str, str]] = field(default_factory=list)
     passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None
 
@@ -126,6 +132,8 @@ class Search:
         self._forward_parent: dict[int, int] = {}
         self._begun: dict[int, Status] = {}
         self._beginnings = Beginnings(self._above)
+        self._outside = Outside()
+        self._held: list[tuple[Strand, Finding]] = []
 
     def see(self, comparison: CallComparison) -> Status:
         """Counts a call and says what it is."""
@@ -142,17 +150,33 @@ class Search:
                     text = f"{_slot(each)}: {each.verdict.text}"
                     found.unknown.append((call_text(comparison.match.call.id), text))
         finding = self._status(comparison, ins, outs)
-        found.statuses[finding.status] += 1
-        self._note(comparison, finding)
-        self._remember(comparison, ins, outs)
+        strand = self._outside.see(comparison, ins, outs)
+        if strand is None:
+            found.statuses[finding.status] += 1
+            self._note(finding)
+        else:
+            self._held.append((strand, finding))
+        self._remember(comparison, ins, outs, is_outside=strand is not None)
         self._beginnings.see(comparison)
         return finding.status
 
     def result(self) -> Divergence:
         """What was found. A module is left out where the difference begins in a call inside it."""
         found, outer = self.found, set[int]()
+        for strand, finding in self._held:
+            found.statuses[finding.status if strand.read else Status.OUTSIDE] += 1
+            if strand.read:
+                self._note(finding)
+            elif finding.text and len(found.remarks) < _MOST:
+                found.remarks.append((call_text(finding.call), f"{finding.text}; nothing of the model reads it"))
         for seq in self._begun:
             outer.update(self._above(seq))
+        # An optimizer with another learning rate is told by that, not by what it made of it.
+        outer -= {
+            each.comparison.match.call.seq
+            for each in found.findings
+            if each.call.kind == OPTIMIZER and each.status is Status.SOURCE
+        }
         for seq in outer & self._begun.keys():
             found.statuses[self._begun.pop(seq)] -= 1
             found.statuses[Status.INHERITED] += 1
@@ -189,7 +213,14 @@ class Search:
                 yield around
             above = self._parent.get(above)
 
-    def _remember(self, comparison: CallComparison, ins: Sequence[Comparison], outs: Sequence[Comparison]) -> None:
+    def _remember(
+        self,
+        comparison: CallComparison,
+        ins: Sequence[Comparison],
+        outs: Sequence[Comparison],
+        *,
+        is_outside: bool,
+    ) -> None:
         call = comparison.match.call
         if call.origin is not None:
             self._backward[call.origin] = call.seq
@@ -200,7 +231,7 @@ class Search:
         for each in outs:
             if each.target is not None:
                 self._written.update(marks_of(each.target))
-            self._dirty = self._dirty or each.verdict.level is Level.FAIL
+            self._dirty = self._dirty or (each.verdict.level is Level.FAIL and not is_outside)
         if call.id.phase is Phase.FORWARD:
             values = [*ins, *outs]
             dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in values)
@@ -219,7 +250,7 @@ class Search:
             return self._finding(Status.UNMATCHED, comparison, None, None, 0.0, match.why)
         if call.phase is Phase.PARAMETERS_GRAD or is_inside(match.target, self._communication_seq):
             return self._passed_on(comparison, outs)
-        changed = _changed(ins)
+        changed = _changed(ins, _OF_OPTIONS if call.kind == OPTIMIZER else 0.0)
         saved_dirty, saved = self._saved(call)
         into, out = _most(ins), _most(outs)
         into = None if into is None or saved is None else max(into, saved)
@@ -356,8 +387,9 @@ class Search:
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
-    def _note(self, comparison: CallComparison, finding: Finding) -> None:
-        found, call = self.found, comparison.match.call
+    def _note(self, finding: Finding) -> None:
+        found, match = self.found, finding.comparison.match
+        call = match.call
         if finding.status in (Status.INTRODUCED, Status.SOURCE):
             # The first ones are kept whatever comes; of the others the heaviest.
             self._begun[call.seq] = finding.status
@@ -365,8 +397,8 @@ class Search:
             if len(found.findings) > 4 * _MOST:
                 del found.findings[min(range(_MOST, len(found.findings)), key=lambda at: found.findings[at].weight)]
         elif finding.status is Status.UNMATCHED:
-            found.only_reference += comparison.match.target is None
-            found.only_target += comparison.match.reference is None
+            found.only_reference += match.target is None
+            found.only_target += match.reference is None
             if len(found.alone) < _MOST:
                 found.alone.append((call_text(call.id), finding.text))
         heavier = found.worst is None or (finding.output_error or 0.0) > (found.worst.output_error or 0.0)
@@ -429,13 +461,12 @@ def _side(values: Iterable[Comparison]) -> Side:
     return Side.UNKNOWN if levels & {Level.UNKNOWN, Level.UNMATCHED} else Side.AGREES
 
 
-def _changed(ins: Sequence[Comparison]) -> Comparison | None:
-    """The first argument that is another one in the target."""
+def _changed(ins: Sequence[Comparison], rounding: float = 0.0) -> Comparison | None:
+    """The first argument that is another one in the target, by more than the rounding of what it is used with."""
+    rounding = max(rounding, coarsest(ins))
     for each in ins:
         codes = each.verdict.codes
-        if (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(coarsest(ins), each))) and not is_group(
-            each
-        ):
+        if (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(rounding, each))) and not is_group(each):
             return each
     return None
 

@@ -49,6 +49,11 @@ def outcome_json(outcome: Outcome, advice: Advice) -> dict[str, Any]:
             for unit in outcome.units
             for name, why in unit.divergence.unknown
         ],
+        "remarks": [
+            {"step": unit.divergence.step, "rank": unit.divergence.rank, "call": name, "what": what}
+            for unit in outcome.units
+            for name, what in unit.divergence.remarks
+        ],
         "only_reference": list(outcome.only_reference),
         "only_target": list(outcome.only_target),
         "incomplete": outcome.lacks,

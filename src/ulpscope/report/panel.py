@@ -223,6 +223,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
             (Status.INTRODUCED, "introduce error"),
             (Status.SOURCE, "got other values from outside"),
             (Status.INHERITED, "inherit it"),
+            (Status.OUTSIDE, "from outside, read by nothing"),
             (Status.ROUNDING, "within rounding"),
             (Status.IDENTICAL, "identical"),
             (Status.UNMATCHED, "unmatched"),
@@ -245,6 +246,8 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
     yield from _some("unmatched  ", [(each, told) for each in found for told in each.alone], sum(outcome.alone))
     unknown = [(each, told) for each in found for told in each.unknown]
     yield from _some("unknown    ", unknown, sum(each.unknown_count for each in found))
+    remarks = [(each, told) for each in found for told in each.remarks]
+    yield from _some("remark     ", remarks, len(remarks))
     for path in sorted({path for unit in outcome.units for path in unit.artefacts}):
         yield Piece("written    ", "dim"), Piece(near(path))
     for number, command in enumerate(commands):

@@ -378,6 +378,8 @@ class TorchMeasurer:
             return self.unread(value, why)
         with internals.no_functions(), internals.no_dispatch(), torch.no_grad():
             facts: dict[str, Any] = {"type": tensors.type_name(value)}
+            if internals.is_lazy(value):
+                return self._text(facts), NONE, self._text({"error": UNWRITTEN})
             try:
                 facts |= _describe(value)
                 if value.is_cuda and is_capturing():
