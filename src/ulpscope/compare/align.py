@@ -99,7 +99,7 @@ class _Named:
 
 # --- by group ---------------------------------------------------------------------------------------------------
 
-_Group = tuple[str, str, str]
+_Group = tuple[str, str, str, int]
 
 
 def _by_group(
@@ -112,9 +112,10 @@ def _by_group(
     inside_modules: bool,
 ) -> list[int | None]:
     groups = _groups(reference, left), _groups(target, right)
-    if not inside_modules or not all(any(module for module, _, _ in side) for side in groups):
+    if not inside_modules or not all(any(group[0] for group in side) for side in groups):
         # Without modules on both sides there is one place for all.
-        groups = _merged(groups[0]), _merged(groups[1])
+        groups = _merged(groups[0], without=0), _merged(groups[1], without=0)
+    groups = _by_thread(*groups)
     partner: list[int | None] = [None] * len(right)
     number: dict[CallId, int] = {}
     for group, places in groups[1].items():
@@ -146,16 +147,31 @@ def _follow(partner: list[int | None], number: dict[CallId, int], right: Sequenc
 def _groups(dump: Dump, calls: Sequence[CallId]) -> dict[_Group, list[int]]:
     """The places of all calls that are not a backward of another, by module, kind and name."""
     found: dict[_Group, list[int]] = defaultdict(list)
-    for place, (call, module) in enumerate(zip(map(_plain, calls), dump.modules(), strict=True)):
+    for place, (call, module, thread) in enumerate(
+        zip(map(_plain, calls), dump.modules(), dump.threads(), strict=True)
+    ):
         if call.phase not in _FOLLOWS_FORWARD and not call.again:
-            found[plain_module(module), call.kind, call.name].append(place)
+            found[plain_module(module), call.kind, call.name, thread].append(place)
     return dict(found)
 
 
-def _merged(groups: dict[_Group, list[int]]) -> dict[_Group, list[int]]:
+def _by_thread(
+    left: dict[_Group, list[int]], right: dict[_Group, list[int]]
+) -> tuple[dict[_Group, list[int]], dict[_Group, list[int]]]:
+    """Threads apart, of which nobody can say which comes first, where both sides have as many calls on each; else together."""
+    odd = {group[:3] for group in left.keys() | right.keys() if len(left.get(group, ())) != len(right.get(group, ()))}
+    sides = []
+    for side in (left, right):
+        together = _merged({group: places for group, places in side.items() if group[:3] in odd}, without=3)
+        sides.append({**{group: places for group, places in side.items() if group[:3] not in odd}, **together})
+    return sides[0], sides[1]
+
+
+def _merged(groups: dict[_Group, list[int]], *, without: int) -> dict[_Group, list[int]]:
+    """Groups that are one but for their module (0) or thread (3)."""
     found: dict[_Group, list[int]] = defaultdict(list)
-    for (_, kind, name), places in groups.items():
-        found["", kind, name] += places
+    for (module, kind, name, thread), places in groups.items():
+        found["" if without == 0 else module, kind, name, -1 if without == 3 else thread] += places
     return {group: sorted(places) for group, places in found.items()}
 
 

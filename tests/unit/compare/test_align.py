@@ -147,3 +147,18 @@ def test_two_records_of_one_name_have_two_places(tmp_path: Path, by: Align, turn
         found.append(open_dump(builder.close()))
     pairs = [(pair.reference, pair.target) for pair in align(*found, by)]
     assert pairs == ([(0, 0), (2, 1), (1, 2)] if turned else [(0, 0), (1, 1), (2, 2)])
+
+
+def test_calls_of_threads_belong_together_by_thread_where_each_has_as_many(tmp_path: Path) -> None:
+    def record(run: Path, threads: list[int]) -> Dump:
+        builder = DumpBuilder(run)
+        for index, thread in enumerate(threads):
+            builder.call("Tensor", "add", index, values={("output", 0): np.zeros(2, np.float32)}, thread=thread)
+        return open_dump(builder.close())
+
+    def pairs(one: list[int], other: list[int]) -> list[tuple[int | None, int | None]]:
+        dumps = [record(tmp_path / f"{one}{other}{side}", each) for side, each in enumerate((one, other))]
+        return [(pair.reference, pair.target) for pair in align(*dumps)]
+
+    assert pairs([0, 1, 2, 1], [2, 0, 1, 1]) == [(2, 0), (0, 1), (1, 2), (3, 3)]
+    assert pairs([0, 1, 2, 1], [0, 2, 2, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)], "by their order, as before"

@@ -22,7 +22,16 @@ from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch import internals, mode_stacks
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.mode_dependent import note_of
-from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
+from ulpscope.frameworks.torch.names import (
+    FUNCTIONALS,
+    IGNORED,
+    SHARING,
+    UNINITIALISED,
+    WRITTEN_OUT,
+    Api,
+    ApiNames,
+    is_apart,
+)
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
@@ -83,7 +92,12 @@ class CallMode(TorchFunctionMode):
         run = functools.partial(call_from, caller_of(frame, func), func)
         try:
             api = self._api(func, types, frame)
-            unrecorded = not tap.records or tap.quiet or (api is not None and not state.calls and _inside_kernel(api))
+            unrecorded = (
+                not tap.records
+                or tap.quiet
+                or is_apart(frame.f_code)
+                or (api is not None and not state.calls and _inside_kernel(api))
+            )
         except Exception as error:  # the hook border
             tap.observer.trouble(getattr(func, "__name__", "a call"), error)
             api = None
