@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
 from ulpscope import taps
@@ -85,3 +86,49 @@ def test_whose_batch_is_unpickled_first_is_not_recorded(twice: Any, tmp_path: Pa
     names = [call.id.name for call in ulpscope.open_dump(tmp_path / "target").calls()]
     assert names.count("linear") == 8
     assert names.count("empty") == 3, "of the layer and of the loader's own seed"
+
+
+class Noisy(TorchDispatchMode):
+    """Products are rounded another way each time, as sums are that a device adds in no fixed order."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            drawn = [DRAWN.choice((-1.0, 0.0, 1.0)) for _ in range(result.numel())]
+            factors = 1 + torch.tensor(drawn, dtype=torch.float64).reshape(result.shape) * torch.finfo(result.dtype).eps
+            result = (result.double() * factors).to(result.dtype)
+        return result
+
+
+def test_a_training_that_rounds_otherwise_each_time_agrees_and_says_who_does(twice: Any) -> None:
+    def program() -> None:
+        net = nn.Sequential(
+            *(nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(4)), nn.Linear(32, 1)
+        )
+        optimizer = torch.optim.AdamW(net.parameters())
+        x = torch.randn(8, 32)
+        for _ in range(4):
+            optimizer.zero_grad()
+            with Noisy():
+                net(x).square().mean().backward()
+            optimizer.step()
+
+    outcome = twice(program)
+    assert outcome.answer is Answer.AGREES
+    assert any("`linear` adds in another order each time" in told for _, (_, told) in outcome.remarks)
+
+
+def test_another_token_of_two_that_tie_is_told_as_that(twice: Any) -> None:
+    def program() -> None:
+        head, embedding = nn.Linear(16, 8), nn.Embedding(8, 16)
+        with torch.no_grad():
+            head.weight.copy_(head.weight[:1].expand(8, 16)), head.bias.fill_(0.0)
+            tokens = torch.zeros(1, dtype=torch.int64)
+            for _ in range(8):
+                with Noisy():
+                    tokens = head(embedding(tokens[-1:])).argmax(-1)
+
+    outcome = twice(program)
+    assert outcome.answer is Answer.INCOMPLETE
+    assert outcome.choice.comparison.match.call.id.name == "argmax"
+    assert outcome.first is None

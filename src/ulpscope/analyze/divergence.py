@@ -11,12 +11,13 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ulpscope.analyze.beginnings import Beginnings, marks_of
 from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, is_inside, parts_of
 from ulpscope.analyze.outside import Outside, Strand
 from ulpscope.analyze.rounding import coarsest, is_rounding, limit_of
+from ulpscope.analyze.steadiness import Choice, Steadiness, coarsest_of, is_choice, is_near
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
 from ulpscope.naming import FILLS, INIT, MODULE, OPTIMIZER, call_text, slot_text
 from ulpscope.records import UNWRITTEN, CallId, Phase, Role, Slot
@@ -41,6 +42,8 @@ class Status(enum.Enum):
     INTRODUCED = "introduced"
     INHERITED = "inherited"
     SOURCE = "differs before any call"
+    CHOICE = "decided otherwise within rounding"
+    OTHER = "other work after that"
     OUTSIDE = "from outside, read by nothing of the model"
     DTYPE = "another dtype"
     UNMATCHED = "unmatched"
@@ -91,8 +94,11 @@ class Divergence:
     unknown_count: int = 0
     # Calls of which one should know, though nothing follows from them, and why.
     remarks: list[tuple[str, str]] = field(default_factory=list)
+    steadiness: Steadiness = field(default_factory=Steadiness)
     passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None
+    # Whether a call that inherits a difference may have got it from what is not known.
+    unsure: bool = False
 
     @property
     def first(self) -> Finding | None:
@@ -107,7 +113,31 @@ class Divergence:
     @property
     def agrees(self) -> bool:
         """Nothing was introduced, nothing came in different, nothing is alone."""
-        return not (self.differs or self.only_reference or self.only_target)
+        return not (self.differs or self.statuses[Status.UNMATCHED])
+
+    @property
+    def carries(self) -> bool:
+        """All that differs began as rounding: nobody introduced it, and no call read anything that is not known."""
+        return self.agrees or not (self.findings or self.statuses[Status.UNMATCHED] or self.unsure)
+
+    def is_other_work(self) -> None:
+        """After a decision in an earlier step: only what a call makes of the same inputs counts."""
+        for status in (Status.INHERITED, Status.SOURCE, Status.UNMATCHED, Status.DTYPE, Status.CHOICE):
+            self.statuses[Status.OTHER] += self.statuses.pop(status, 0)
+        self._drop([each for each in self.findings if not is_own(each)])
+
+    def _drop(self, findings: Sequence[Finding]) -> None:
+        gone = set(map(id, findings))
+        for each in findings:
+            if each.status is Status.INTRODUCED:
+                self.statuses[Status.INTRODUCED] -= 1
+                self.statuses[Status.OTHER] += 1
+        self.findings = [each for each in self.findings if id(each) not in gone]
+
+
+def is_own(finding: Finding) -> bool:
+    """Whether a call made another output of the very same inputs."""
+    return finding.status is Status.INTRODUCED and finding.input_error == 0.0
 
 
 def diverge(comparisons: Iterable[CallComparison], *, step: int = 0, rank: int = 0) -> Divergence:
@@ -133,6 +163,10 @@ class Search:
         self._begun: dict[int, Status] = {}
         self._beginnings = Beginnings(self._above)
         self._outside = Outside()
+        self._coarsest = 0.0
+        self._choice: Choice | None = None
+        self._decided: list[int] = []
+        self._alone_at: int | None = None
         self._held: list[tuple[Strand, Finding]] = []
 
     def see(self, comparison: CallComparison) -> Status:
@@ -149,7 +183,8 @@ class Search:
                 if len(found.unknown) < _MOST:
                     text = f"{_slot(each)}: {each.verdict.text}"
                     found.unknown.append((call_text(comparison.match.call.id), text))
-        finding = self._status(comparison, ins, outs)
+        self._coarsest = coarsest_of(ins, self._coarsest)
+        finding = self._steadied(self._status(comparison, ins, outs), ins, outs)
         strand = self._outside.see(comparison, ins, outs)
         if strand is None:
             found.statuses[finding.status] += 1
@@ -160,6 +195,40 @@ class Search:
         self._beginnings.see(comparison)
         return finding.status
 
+    def _steadied(self, finding: Finding, ins: Sequence[Comparison], outs: Sequence[Comparison]) -> Finding:
+        """The finding, or that the call decided otherwise; remembers who rounds otherwise each time."""
+        found, comparison = self.found, finding.comparison
+        into = finding.input_error
+        if finding.status is Status.ROUNDING and into == 0.0 and finding.output_error:
+            found.steadiness.see_unsteady(comparison)
+        by_far = finding.status is Status.INTRODUCED
+        if not (by_far or finding.status is Status.INHERITED) or not into:
+            return finding
+        if not is_choice(comparison, ins, outs, by_far=by_far):
+            return finding
+        self._decided.append(comparison.match.call.seq)
+        if self._choice is None:
+            near, before = is_near(into, self._coarsest), found.statuses[Status.INHERITED]
+            self._choice = Choice(comparison, found.step, found.rank, into, near, found.calls, before)
+        return replace(finding, status=Status.CHOICE, text="")
+
+    def _choose(self) -> None:
+        """The first decision, if nothing else began before it; what differs behind it is other work."""
+        found = self.found
+        first = self._choice
+        begun = [each.comparison.match.call.seq for each in found.findings]
+        alone = self._alone_at is not None and first is not None and self._alone_at < first.at
+        if first is None or alone or (begun and min(begun) < first.comparison.match.call.seq):
+            found.statuses[Status.INHERITED] += found.statuses.pop(Status.CHOICE, 0)
+            return
+        before = first.inherited
+        found.steadiness.choice = first
+        found.statuses[Status.INHERITED] -= before
+        found.is_other_work()
+        found.statuses[Status.INHERITED] += before
+        found.statuses[Status.OTHER] -= 1
+        found.statuses[Status.CHOICE] += 1
+
     def result(self) -> Divergence:
         """What was found. A module is left out where the difference begins in a call inside it."""
         found, outer = self.found, set[int]()
@@ -169,7 +238,7 @@ class Search:
                 self._note(finding)
             elif finding.text and len(found.remarks) < _MOST:
                 found.remarks.append((call_text(finding.call), f"{finding.text}; nothing of the model reads it"))
-        for seq in self._begun:
+        for seq in (*self._begun, *self._decided):
             outer.update(self._above(seq))
         # An optimizer with another learning rate is told by that, not by what it made of it.
         outer -= {
@@ -182,7 +251,9 @@ class Search:
             found.statuses[Status.INHERITED] += 1
         inner = (each for each in found.findings if each.comparison.match.call.seq not in outer)
         found.findings = sorted(inner, key=lambda each: each.comparison.match.call.seq)
-        self._begin()
+        self._choose()
+        if found.steadiness.choice is None:
+            self._begin()
         return found
 
     def _begin(self) -> None:
@@ -349,11 +420,13 @@ class Search:
         if out is None:
             # Checksums tell that something differs, not how much.
             status = Status.INHERITED if dirty or unsure else Status.INTRODUCED
+            self.found.unsure |= unsure
         elif out <= limit:
             status = Status.INHERITED if dirty else Status.ROUNDING
         else:
             explained = dirty and (into is None or comparison.match.call.id.name.strip("_") in _UNEVEN)
             status = Status.INHERITED if unsure or explained else Status.INTRODUCED
+            self.found.unsure |= unsure
         text = "clean inputs, other output" if not dirty else "the output differs more than the inputs explain"
         return self._finding(status, comparison, into, out, limit, text if status is Status.INTRODUCED else "")
 
@@ -397,6 +470,7 @@ class Search:
             if len(found.findings) > 4 * _MOST:
                 del found.findings[min(range(_MOST, len(found.findings)), key=lambda at: found.findings[at].weight)]
         elif finding.status is Status.UNMATCHED:
+            self._alone_at = found.calls if self._alone_at is None else self._alone_at
             found.only_reference += match.target is None
             found.only_target += match.reference is None
             if len(found.alone) < _MOST:

@@ -50,9 +50,8 @@ def outcome_json(outcome: Outcome, advice: Advice) -> dict[str, Any]:
             for name, why in unit.divergence.unknown
         ],
         "remarks": [
-            {"step": unit.divergence.step, "rank": unit.divergence.rank, "call": name, "what": what}
-            for unit in outcome.units
-            for name, what in unit.divergence.remarks
+            {"step": found.step, "rank": found.rank, "call": name, "what": what}
+            for found, (name, what) in outcome.remarks
         ],
         "only_reference": list(outcome.only_reference),
         "only_target": list(outcome.only_target),

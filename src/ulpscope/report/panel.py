@@ -208,6 +208,10 @@ def verdict_line(outcome: Outcome) -> str:
         case Answer.AGREES:
             return "✓ The runs agree: nothing differs by more than rounding explains."
         case Answer.INCOMPLETE:
+            choice = outcome.choice
+            if choice is not None:
+                name = choice.comparison.match.call.id.name
+                return f"? Another choice from step {choice.step} on: {choice.text} ({name})."
             return "? Nothing that was compared differs, but not everything could be compared."
         case Answer.NOTHING:
             return "? Nothing to compare: no call of one run belongs to a call of the other."
@@ -223,6 +227,8 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
             (Status.INTRODUCED, "introduce error"),
             (Status.SOURCE, "got other values from outside"),
             (Status.INHERITED, "inherit it"),
+            (Status.CHOICE, "decided otherwise within rounding"),
+            (Status.OTHER, "did other work after that"),
             (Status.OUTSIDE, "from outside, read by nothing"),
             (Status.ROUNDING, "within rounding"),
             (Status.IDENTICAL, "identical"),
@@ -246,8 +252,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
     yield from _some("unmatched  ", [(each, told) for each in found for told in each.alone], sum(outcome.alone))
     unknown = [(each, told) for each in found for told in each.unknown]
     yield from _some("unknown    ", unknown, sum(each.unknown_count for each in found))
-    remarks = [(each, told) for each in found for told in each.remarks]
-    yield from _some("remark     ", remarks, len(remarks))
+    yield from _some("remark     ", outcome.remarks, len(outcome.remarks))
     for path in sorted({path for unit in outcome.units for path in unit.artefacts}):
         yield Piece("written    ", "dim"), Piece(near(path))
     for number, command in enumerate(commands):
