@@ -80,7 +80,7 @@ class DumpBuilder:
                 fields.get("stack", NONE32),
                 fields.get("note", NONE32),
                 fields.get("module", NONE32),
-                0,
+                fields.get("thread", 0),
                 PHASE_NUMBER[phase],
                 fields.get("flags", 0),
                 0,

@@ -120,7 +120,7 @@ typedef struct {
 enum {
     RECORDER, GATE, MEASURER, STACKS, SELECTION, FRAMES, TENSOR, PARAMETER, ROLE_LIST, PHASE_LIST, TRACING,
         GRAD_ENABLED,
-    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, FRESH, WRAPPED, MEASURE, OTHERS, ORDINARY, MEANT,
+    SEQUENCE, IN_BACKWARD, NO_FUNCTIONS, TRANSFORM, DUMPS, REWRITTEN_DICT, UNWRITTEN, WRAPPED, MEASURE, OTHERS, ORDINARY, MEANT,
         FREEING, OWN, ADD, EXCLUDED, INFERENCE, RESIZABLE, BACKWARD, NAMES, APIS, MODES, GIVEN
 };
 typedef struct {
@@ -242,6 +242,7 @@ int code_class(Fast *, PyObject *code);
 int64_t stack_number(Fast *, PyObject *frame, PyObject *stop, int64_t above, int *bits);
 int value_row(Fast *, PyObject *value, int produced, uint32_t row[3]);
 int is_tensor(const Fast *, PyObject *value); /* of torch's own class */
+int may_be_unwritten(Fast *, PyObject *value);
 int is_direct(Fast *, PyObject *value, Direct *); /* 1: asked without Python; 0: to be asked through attributes */
 int is_plain(const Fast *, PyObject *value);  /* neither a tensor nor anything that may hold one */
 typedef int (*Visit)(Fast *, void *to, PyObject *path, PyObject *leaf);

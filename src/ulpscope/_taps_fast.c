@@ -5,7 +5,7 @@
 static const char *const given_names[GIVEN] = {
     "recorder", "gate", "measurer", "stacks", "selection", "frames", "tensor", "parameter", "roles", "phases",
         "tracing",
-    "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "fresh", "wrapped",
+    "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "unwritten", "wrapped",
     "measure", "others", "ordinary", "meant", "free", "own", "added", "excluded", "inference", "resizable",
     "backward",
     "names", "apis", "modes",

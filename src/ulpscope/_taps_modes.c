@@ -4,9 +4,10 @@
 
 enum { SILENT = 1, QUICK = 2, SIGNED = 4, FUNCTIONAL = 8, MUTATES = 16 }; /* Api.fast */
 enum { LEFT_OUT = 32 }; /* none of its calls is wanted */
-enum { IN_OVERRIDES = 1, IN_FUNCTIONAL = 2, IN_TORCH = 4, IN_DISPATCHER = 8 };              /* ApiNames.code_class */
+enum { IN_OVERRIDES = 1, IN_FUNCTIONAL = 2, IN_TORCH = 4, IN_DISPATCHER = 8, IS_APART = 16 };              /* ApiNames.code_class */
 enum { RECOMPUTING = 1 }; /* in the bits of a stack */
 enum { RECOMPUTED = 1 };
+enum { UNNUMBERED = 1000000 }; /* as frameworks/threads.py has it */
 
 /* --- opening, showing, closing ----------------------------------------------------------------------------------- */
 
@@ -29,6 +30,11 @@ int role_of(const Fast *f, PyObject *role) {
     for (int i = 0; i < ROLES; i++)
         if (PyTuple_GetItem(f->given[ROLE_LIST], i) == role) return i;
     return -1;
+}
+static Call *unwanted_call(Fast *f, PyObject *kind, PyObject *name, int phase) {
+    Call *c = new_call(f, kind, name, phase);
+    if (c) c->wanted = 0, c->epoch = 0;
+    return c;
 }
 static int is_set(PyObject *function) { return function && function != Py_None; }
 static int begin_dump(Fast *f) {
@@ -59,11 +65,7 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
         int skip = truth_of(PyObject_CallFunctionObjArgs(ignored, frame, NULL));
         Py_DECREF(ignored);
         if (skip < 0) return NULL;
-        if (skip) {
-            Call *c = new_call(f, kind, name, phase);
-            if (c) c->wanted = 0, c->epoch = 0;
-            return c;
-        }
+        if (skip) return unwanted_call(f, kind, name, phase);
     }
     if (begin_dump(f)) return NULL;
     int guarded = frame && is_set(s->object[GUARD]), below = 0;
@@ -277,7 +279,7 @@ State *state_here(Fast *f) {
     State *s = (State *)PyType_GenericAlloc(state_type, 0);
     if (!s) return NULL;
     int own = f->given[OWN] == Py_None ? 0 : truth_of(PyObject_CallNoArgs(f->given[OWN]));
-    s->number = (long long)f->threads++, s->busy = own > 0;
+    s->number = (long long)(f->threads ? UNNUMBERED + f->threads : 0), f->threads++, s->busy = own > 0;
     s->object[CALLS] = PyList_New(0), s->object[MODULES] = PyList_New(0),
         s->object[FREE] = Py_NewRef(f->given[FREEING]);
     int failed = own < 0 || !s->object[CALLS] || !s->object[MODULES] || PyDict_SetItem(all, f->key, (PyObject *)s);
@@ -384,6 +386,7 @@ static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t l
 
 typedef struct {
     PyObject *args, *kwargs, *frame, *name;
+    int is_apart;
 } Shown;
 
 /* Whom the call belongs to, and its arguments as he wrote them. All references are owned. */
@@ -405,6 +408,7 @@ static int look(Fast *f, const ApiFacts *facts, PyObject *own, Shown *shown) {
         if (back == Py_None) { Py_DECREF(back); break; }
         set_ref(&shown->frame, back);
     }
+    shown->is_apart = kind & IS_APART;
     if (flags & FUNCTIONAL && kind & IN_FUNCTIONAL) {
         if (!(back = frame_back(shown->frame))) return -1;
         int64_t wanted = back == Py_None ? 0 : positions_at(f, shown->frame);
@@ -483,13 +487,14 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     PyObject *args = w->args, *kwargs = w->kwargs;
     PyObject *api_kind = Py_NewRef(facts->kind), *api_name = Py_NewRef(facts->name), *result = NULL;
     long flags = facts->flags;
-    Shown shown = {Py_NewRef(args), Py_XNewRef(kwargs), NULL, NULL};
+    Shown shown = {Py_NewRef(args), Py_XNewRef(kwargs), NULL, NULL, 0};
     Call *c = NULL;
     Edges edges; /* found before the call where it writes over its arguments */
     int follow = 0, entered = enter(f, s);
     edges.are_known = 0;
     if (entered <= 0) goto end;
-    if (!look(f, facts, w->sign, &shown)) c = open_call(f, s, api_kind, shown.name, shown.frame, 0, 0);
+    if (!look(f, facts, w->sign, &shown)) c = shown.is_apart ? unwanted_call(f, api_kind, shown.name, 0) : open_call(f, s, api_kind,
+        shown.name, shown.frame, 0, 0);
     if (c && c->wanted) {
         int failed = 0;
         Py_ssize_t at = 0, count = PyTuple_Size(shown.args);
@@ -584,7 +589,8 @@ PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
     PyObject *out = w->kwargs ? PyDict_GetItem(w->kwargs, word[OUT]) : NULL;
     PyObject *inplace = w->kwargs ? PyDict_GetItem(w->kwargs, word[INPLACE]) : NULL;
     int writes = flags & MUTATES || (inplace && inplace != Py_False);
-    if ((out && out != Py_None) || (writes && PyDict_Size(f->given[FRESH]))) goto slow;
+    if (out && out != Py_None) goto slow;
+    if (PyTuple_Size(w->args) && may_be_unwritten(f, PyTuple_GetItem(w->args, 0))) goto slow;
     if (f->quiet) return carry_out(w);
     if (flags & LEFT_OUT && w->direct) return f->sequence++, carry_out(w); /* it has its number, and nothing inside it is recorded */
     if (!PyList_Size(s->object[CALLS])) {

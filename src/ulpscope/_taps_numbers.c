@@ -538,7 +538,23 @@ static int is_odd(Fast *f, PyObject *value) {
     if (!odd) odd = truth_of(ASK(value, IS_NEG));
     return odd ? odd : truth_of(ASK(value, IS_CONJ));
 }
-/* An ordinary tensor; 1 when it is not. */
+/* Whether memory has, by its address, places that nobody has written. */
+static int is_unwritten(const Fast *f, uint64_t memory) {
+    if (!PyDict_Size(f->given[UNWRITTEN])) return 0;
+    PyObject *key = PyLong_FromUnsignedLongLong(memory), *found = key ? PyDict_GetItemWithError(f->given[UNWRITTEN], key) : NULL;
+    Py_XDECREF(key);
+    if (!found) PyErr_Clear();
+    return found != NULL;
+}
+/* The same of a tensor, in doubt 1. */
+int may_be_unwritten(Fast *f, PyObject *value) {
+    Direct d = {0};
+    if (!PyDict_Size(f->given[UNWRITTEN]) || !is_tensor(f, value)) return 0;
+    int64_t at = is_direct(f, value, &d) > 0 ? meta_like(f, value, &d) : -1;
+    if (at < 0) return PyErr_Clear(), 1;
+    return is_unwritten(f, d.pointer - d.offset * f->metas[at].itemsize);
+}
+/* An ordinary tensor; 1 when it is not, 2 when Python knows more of its memory. */
 static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     Direct d = {0};
     Seen now = {0};
@@ -566,6 +582,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     }
     now.offset = d.offset;
     now.memory = now.pointer - now.offset * meta->itemsize;
+    if (is_unwritten(f, now.memory)) return 2;
     PyObject *base = !f->reuse ? Py_NewRef(Py_None) : direct ? tensor_base(value, &d) : GET(value, BASE);
     if (!base) return -1;
     if (meta->nbytes && !now.memory) {
@@ -624,14 +641,15 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
         return number < 0 ? -1 : 0;
     }
     int result;
-    if (PyDict_Size(f->given[REWRITTEN_DICT])) { /* kernels write without a trace: Python keeps count */
+    /* Where kernels write without a trace, Python keeps count. */
+    result = PyDict_Size(f->given[REWRITTEN_DICT]) ? 2 : tensor_row(f, value, produced, row);
+    if (result == 2) {
         PyObject *told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[PLAIN_ROW], value, produced ? Py_True :
             Py_False, NULL);
         result = !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2) ? -1 : 0;
         Py_XDECREF(told);
         return result;
     }
-    result = tensor_row(f, value, produced, row);
     if (result < 0 && (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
         PyErr_ExceptionMatches(PyExc_AttributeError))) {
         Raised r = take_raised();

@@ -21,6 +21,25 @@ OPTIMIZER = "Optimizer"
 SAVED = "Saved"
 # Of calls of functions and kernels.
 KINDS = frozenset({"Aten", "Distributed", "Functional", "Init", "MindSpeed", "NPU", "Tensor", "Torch", "VF"})
+INIT = "Init"  # of torch.nn.init, whose functions fill a tensor
+# Calls that write their first argument without reading it.
+FILLS = frozenset(
+    {
+        "bernoulli_",
+        "cauchy_",
+        "copy_",
+        "exponential_",
+        "fill_",
+        "geometric_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "set_",
+        "trunc_normal_",
+        "uniform_",
+        "zero_",
+    }
+)
 _INDEX_LAST = frozenset({MODULE, OPTIMIZER})
 _ROLES = frozenset({role.value for role in Role} | {"kwargs"})
 _ROLELESS = frozenset({Phase.PARAMETERS_GRAD.value, Phase.DEBUG.value})

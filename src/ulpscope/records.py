@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 PathStep = str | int
+# Why a value has no measure that nobody has written.
+UNWRITTEN = "uninitialised memory: its content means nothing"
 
 
 # Phase and Role are texts as well because they are keys on the hot path: a text hashes in C, an enum in Python.

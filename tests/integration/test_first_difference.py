@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ulpscope.analyze.divergence import Divergence, Status, diverge
+from ulpscope.analyze.divergence import diverge
 from ulpscope.analyze.exchange import Direction, Side
+from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ranks import origin
 from ulpscope.compare.engine import compare_dumps
 from ulpscope.compare.runs import pair_runs

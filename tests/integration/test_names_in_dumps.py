@@ -355,3 +355,16 @@ def test_what_a_dispatch_mode_computes_is_no_call_of_the_program(tmp_path: Path)
         return [ulpscope.call_text(call) for call in ulpscope.open_dump(folder).ids()]
 
     assert names(tmp_path / "a", Device()) == names(tmp_path / "b", contextlib.nullcontext())
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_optimizer_step_tells_the_numbers_it_is_made_with(tmp_path: Path, groups: int) -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(groups)]
+    optimizer = torch.optim.Adam([{"params": [weight]} for weight in weights], lr=0.5)
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    with ulpscope.capture(tmp_path / "run", level="op"):
+        optimizer.step()
+    (step,) = (call for call in ulpscope.open_dump(tmp_path / "run").calls() if call.id.kind == "Optimizer")
+    told = {value.slot.path: value.scalar for value in step.values if "lr" in value.slot.path}
+    assert told == ({("lr",): 0.5} if groups == 1 else {(0, "lr"): 0.5, (1, "lr"): 0.5})

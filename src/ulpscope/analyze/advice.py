@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ulpscope.analyze.divergence import Finding, Status
 from ulpscope.analyze.exchange import KIND, is_group
+from ulpscope.analyze.findings import Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Evidence, Level
 from ulpscope.naming import MODULE, call_text
 from ulpscope.records import CallId, Phase, Role, Value

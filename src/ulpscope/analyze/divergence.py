@@ -7,20 +7,22 @@ where it stops to be believable; the judge that replays calls needs no such limi
 
 from __future__ import annotations
 
-import enum
-import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from ulpscope.analyze.beginnings import Beginning, Beginnings, marks_of
-from ulpscope.analyze.exchange import KIND, Passings, Side, is_group, is_inside, parts_of
+from ulpscope.analyze.exchange import KIND, Side, is_group, is_inside, parts_of
+from ulpscope.analyze.findings import Divergence, Finding, Status
+from ulpscope.analyze.outside import Outside, Strand
 from ulpscope.analyze.rounding import coarsest, is_rounding, limit_of
-from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, Level
-from ulpscope.naming import MODULE, call_text, slot_text
-from ulpscope.records import CallId, Phase, Role
+from ulpscope.analyze.steadiness import Choice, coarsest_of, is_choice, is_near
+from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
+from ulpscope.naming import FILLS, INIT, MODULE, OPTIMIZER, call_text, slot_text
+from ulpscope.records import UNWRITTEN, CallId, Phase, Role, Slot
 
 _MOST = 10
+# Numbers that an optimizer uses with its parameters, of which its call does not tell.
+_OF_OPTIONS = 2.0**-24
 # Calls that make much of the smallest elements, whose errors the length of a tensor does not show.
 _UNEVEN = frozenset(
     ["addcdiv", "div", "idiv", "rdiv", "truediv", "rtruediv", "itruediv", "divide", "true_divide", "log", "log2", "log10", "sign", "sgn",
@@ -28,95 +30,6 @@ _UNEVEN = frozenset(
 )  # fmt: skip
 # Calls that make or overwrite memory without computing: what their output holds before that is not a result.
 _MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})
-# Calls that write their first argument without reading it.
-_FILLS = frozenset(
-    {
-        "zero_",
-        "fill_",
-        "copy_",
-        "uniform_",
-        "normal_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "log_normal_",
-        "cauchy_",
-    }
-)
-
-
-class Status(enum.Enum):
-    """What a call has to do with the difference."""
-
-    IDENTICAL = "identical"
-    ROUNDING = "within rounding"
-    INTRODUCED = "introduced"
-    INHERITED = "inherited"
-    SOURCE = "differs before any call"
-    DTYPE = "another dtype"
-    UNMATCHED = "unmatched"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A call to look at: what went in and came out, and how much of it was to be expected."""
-
-    status: Status
-    step: int
-    rank: int
-    comparison: CallComparison
-    input_error: float | None
-    output_error: float | None
-    limit: float
-    text: str
-
-    @property
-    def call(self) -> CallId:
-        return self.comparison.match.call.id
-
-    @property
-    def weight(self) -> float:
-        """How many times more error than can be believed."""
-        if self.output_error is None:
-            return 1.0
-        return self.output_error / self.limit if self.limit else math.inf
-
-
-@dataclass(slots=True)
-class Divergence:
-    """What one dump's comparison came to."""
-
-    step: int
-    rank: int
-    calls: int = 0
-    values: int = 0
-    statuses: Counter[Status] = field(default_factory=Counter)
-    levels: Counter[Level] = field(default_factory=Counter)
-    evidence: Counter[Evidence] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
-    alone: list[tuple[str, str]] = field(default_factory=list)
-    only_reference: int = 0
-    only_target: int = 0
-    unknown: list[tuple[str, str]] = field(default_factory=list)
-    unknown_count: int = 0
-    passings: Passings = field(default_factory=Passings)
-    worst: Finding | None = None
-
-    @property
-    def first(self) -> Finding | None:
-        """The first call that introduced a difference, or the first value that came in different."""
-        return self.findings[0] if self.findings else None
-
-    @property
-    def differs(self) -> bool:
-        """Something was introduced, or came in different."""
-        return bool(self.findings or self.statuses[Status.INHERITED])
-
-    @property
-    def agrees(self) -> bool:
-        """Nothing was introduced, nothing came in different, nothing is alone."""
-        return not (self.differs or self.only_reference or self.only_target)
 
 
 def diverge(comparisons: Iterable[CallComparison], *, step: int = 0, rank: int = 0) -> Divergence:
@@ -145,6 +58,12 @@ class Search:
         self._matched: dict[int, int] = {}
         self._reference_parent: dict[int, int] = {}
         self._alone: list[CallComparison] = []
+        self._outside = Outside()
+        self._coarsest = 0.0
+        self._choice: Choice | None = None
+        self._decided: list[int] = []
+        self._alone_at: int | None = None
+        self._held: list[tuple[Strand, Finding]] = []
 
     def see(self, comparison: CallComparison) -> Status:
         """Counts a call and says what it is."""
@@ -160,24 +79,77 @@ class Search:
                 if len(found.unknown) < _MOST:
                     text = f"{_slot(each)}: {each.verdict.text}"
                     found.unknown.append((call_text(comparison.match.call.id), text))
-        finding = self._status(comparison, ins, outs)
-        found.statuses[finding.status] += 1
-        self._note(comparison, finding)
-        self._remember(comparison, outs)
+        self._coarsest = coarsest_of(ins, self._coarsest)
+        finding = self._steadied(self._status(comparison, ins, outs), ins, outs)
+        strand = self._outside.see(comparison, ins, outs)
+        if strand is None:
+            found.statuses[finding.status] += 1
+            self._note(finding)
+        else:
+            self._held.append((strand, finding))
+        self._remember(comparison, ins, outs, is_outside=strand is not None)
         self._beginnings.see(comparison)
         return finding.status
+
+    def _steadied(self, finding: Finding, ins: Sequence[Comparison], outs: Sequence[Comparison]) -> Finding:
+        """The finding, or that the call decided otherwise; remembers who rounds otherwise each time."""
+        found, comparison = self.found, finding.comparison
+        into = finding.input_error
+        if finding.status is Status.ROUNDING and into == 0.0 and finding.output_error:
+            found.steadiness.see_unsteady(comparison)
+        by_far = finding.status is Status.INTRODUCED
+        if not (by_far or finding.status is Status.INHERITED) or not into:
+            return finding
+        if not is_choice(comparison, ins, outs, by_far=by_far):
+            return finding
+        self._decided.append(comparison.match.call.seq)
+        if self._choice is None:
+            near, before = is_near(into, self._coarsest), found.statuses[Status.INHERITED]
+            self._choice = Choice(comparison, found.step, found.rank, into, near, found.calls, before)
+        return replace(finding, status=Status.CHOICE, text="")
+
+    def _choose(self) -> None:
+        """The first decision, if nothing else began before it; what differs behind it is other work."""
+        found = self.found
+        first = self._choice
+        begun = [each.comparison.match.call.seq for each in found.findings]
+        alone = self._alone_at is not None and first is not None and self._alone_at < first.at
+        if first is None or alone or (begun and min(begun) < first.comparison.match.call.seq):
+            found.statuses[Status.INHERITED] += found.statuses.pop(Status.CHOICE, 0)
+            return
+        before = first.inherited
+        found.steadiness.choice = first
+        found.statuses[Status.INHERITED] -= before
+        found.is_other_work()
+        found.statuses[Status.INHERITED] += before
+        found.statuses[Status.OTHER] -= 1
+        found.statuses[Status.CHOICE] += 1
 
     def result(self) -> Divergence:
         """What was found. A module is left out where the difference begins in a call inside it."""
         found, outer = self.found, set[int]()
-        for seq in self._begun:
+        for strand, finding in self._held:
+            found.statuses[finding.status if strand.read else Status.OUTSIDE] += 1
+            if strand.read:
+                self._note(finding)
+            elif finding.text and len(found.remarks) < _MOST:
+                found.remarks.append((call_text(finding.call), f"{finding.text}; nothing of the model reads it"))
+        for seq in (*self._begun, *self._decided):
             outer.update(self._above(seq))
+        # An optimizer with another learning rate is told by that, not by what it made of it.
+        outer -= {
+            each.comparison.match.call.seq
+            for each in found.findings
+            if each.call.kind == OPTIMIZER and each.status is Status.SOURCE
+        }
         for seq in outer & self._begun.keys():
             found.statuses[self._begun.pop(seq)] -= 1
             found.statuses[Status.INHERITED] += 1
         inner = (each for each in found.findings if each.comparison.match.call.seq not in outer)
         found.findings = sorted(inner, key=lambda each: each.comparison.match.call.seq)
-        self._begin()
+        self._choose()
+        if found.steadiness.choice is None:
+            self._begin()
         return found
 
     def _begin(self) -> None:
@@ -236,7 +208,14 @@ class Search:
                 yield around
             above = self._parent.get(above)
 
-    def _remember(self, comparison: CallComparison, outs: Sequence[Comparison]) -> None:
+    def _remember(
+        self,
+        comparison: CallComparison,
+        ins: Sequence[Comparison],
+        outs: Sequence[Comparison],
+        *,
+        is_outside: bool,
+    ) -> None:
         call, other = comparison.match.call, comparison.match.reference
         if other is not None and other.id.kind == MODULE:
             if comparison.match.target is not None:
@@ -252,10 +231,11 @@ class Search:
         for each in outs:
             if each.target is not None:
                 self._written.update(marks_of(each.target))
-            self._dirty = self._dirty or each.verdict.level is Level.FAIL
+            self._dirty = self._dirty or (each.verdict.level is Level.FAIL and not is_outside)
         if call.id.phase is Phase.FORWARD:
-            dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in comparison.values)
-            error = _most(comparison.values)
+            values = [*ins, *outs]
+            dirty = any(each.verdict.level is not Level.PASS and _is_tensor(each) for each in values)
+            error = _most(values)
             if dirty or error:
                 self._forward[call.id] = dirty, error
 
@@ -270,7 +250,7 @@ class Search:
             return self._finding(Status.UNMATCHED, comparison, None, None, 0.0, match.why)
         if call.phase is Phase.PARAMETERS_GRAD or is_inside(match.target, self._communication_seq):
             return self._passed_on(comparison, outs)
-        changed = _changed(ins)
+        changed = _changed(ins, _OF_OPTIONS if call.kind == OPTIMIZER else 0.0)
         saved_dirty, saved = self._saved(call)
         into, out = _most(ins), _most(outs)
         into = None if into is None or saved is None else max(into, saved)
@@ -362,15 +342,23 @@ class Search:
             # The gradients that it got were not recorded: nobody knows that they agree.
             return self._finding(Status.INHERITED, comparison, None, out, limit, "")
         dirty = saved_dirty or any(each.verdict.level is Level.FAIL for each in ins)
-        unsure = any(each.verdict.level in (Level.UNKNOWN, Level.UNMATCHED) and _is_tensor(each) for each in ins)
+        unsure = any(
+            each.verdict.level in (Level.UNKNOWN, Level.UNMATCHED)
+            and _is_tensor(each)
+            and not is_target(comparison.match.call.id, each.slot)
+            for each in comparison.values
+            if each.slot.role is not Role.OUTPUT
+        )
         if out is None:
             # Checksums tell that something differs, not how much.
             status = Status.INHERITED if dirty or unsure else Status.INTRODUCED
+            self.found.unsure |= unsure
         elif out <= limit:
             status = Status.INHERITED if dirty else Status.ROUNDING
         else:
             explained = dirty and (into is None or comparison.match.call.id.name.strip("_") in _UNEVEN)
             status = Status.INHERITED if unsure or explained else Status.INTRODUCED
+            self.found.unsure |= unsure
         text = "clean inputs, other output" if not dirty else "the output differs more than the inputs explain"
         return self._finding(status, comparison, into, out, limit, text if status is Status.INTRODUCED else "")
 
@@ -404,8 +392,9 @@ class Search:
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
-    def _note(self, comparison: CallComparison, finding: Finding) -> None:
-        found, call = self.found, comparison.match.call
+    def _note(self, finding: Finding) -> None:
+        found, match = self.found, finding.comparison.match
+        call = match.call
         if finding.status in (Status.INTRODUCED, Status.SOURCE):
             # The first ones are kept whatever comes; of the others the heaviest.
             self._begun[call.seq] = finding.status
@@ -413,12 +402,13 @@ class Search:
             if len(found.findings) > 4 * _MOST:
                 del found.findings[min(range(_MOST, len(found.findings)), key=lambda at: found.findings[at].weight)]
         elif finding.status is Status.UNMATCHED:
-            found.only_reference += comparison.match.target is None
-            found.only_target += comparison.match.reference is None
+            self._alone_at = found.calls if self._alone_at is None else self._alone_at
+            found.only_reference += match.target is None
+            found.only_target += match.reference is None
             if len(found.alone) < _MOST:
                 found.alone.append((call_text(call.id), finding.text))
             if len(self._alone) < 4 * _MOST and call.id.kind != MODULE:
-                self._alone.append(comparison)
+                self._alone.append(finding.comparison)
         heavier = found.worst is None or (finding.output_error or 0.0) > (found.worst.output_error or 0.0)
         if finding.output_error and heavier:
             found.worst = finding
@@ -444,11 +434,26 @@ def _parted(comparison: CallComparison) -> tuple[list[Comparison], list[Comparis
     ins: list[Comparison] = []
     outs: list[Comparison] = []
     for each in comparison.values:
-        (outs if each.slot.role is Role.OUTPUT else ins).append(each)
-    name = call.name.partition(".")[0]  # of a kernel, without its overload
-    if name in _FILLS:
-        ins = [each for each in ins if each.slot.path != (0,)]
-    return ins, [] if name in _MEMORY else outs
+        unwritten = [value is not None and value.error == UNWRITTEN for value in (each.reference, each.target)]
+        if each.slot.role is Role.OUTPUT:
+            if not all(unwritten):
+                outs.append(each)
+        elif not any(unwritten) and not is_target(call, each.slot):
+            ins.append(each)
+    return ins, [] if _plain(call) in _MEMORY else outs
+
+
+def is_target(call: CallId, slot: Slot) -> bool:
+    """Whether a call overwrites this input without reading it."""
+    if call.phase is Phase.BACKWARD and call.kind != "Aten":
+        return False
+    if slot.path == (0,):
+        return call.kind == INIT or _plain(call) in FILLS
+    return slot.path[:1] == ("out",) or (call.kind == INIT and slot.path == ("tensor",))
+
+
+def _plain(call: CallId) -> str:
+    return call.name.partition(".")[0]  # of a kernel, without its overload
 
 
 def _is_tensor(each: Comparison) -> bool:
@@ -464,13 +469,12 @@ def _side(values: Iterable[Comparison]) -> Side:
     return Side.UNKNOWN if levels & {Level.UNKNOWN, Level.UNMATCHED} else Side.AGREES
 
 
-def _changed(ins: Sequence[Comparison]) -> Comparison | None:
-    """The first argument that is another one in the target."""
+def _changed(ins: Sequence[Comparison], rounding: float = 0.0) -> Comparison | None:
+    """The first argument that is another one in the target, by more than the rounding of what it is used with."""
+    rounding = max(rounding, coarsest(ins))
     for each in ins:
         codes = each.verdict.codes
-        if (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(coarsest(ins), each))) and not is_group(
-            each
-        ):
+        if (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(rounding, each))) and not is_group(each):
             return each
     return None
 

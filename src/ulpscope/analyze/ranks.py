@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ulpscope.analyze.divergence import Divergence, Finding, Status
 from ulpscope.analyze.exchange import KIND, Direction, Passing, Side
+from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.compare.comparison import Code
 from ulpscope.naming import call_text
 from ulpscope.records import CallId
+
+# How much more relative error than the values of a step those may have that go on to the next.
+_GAIN = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +96,45 @@ def origin(divergences: Iterable[Divergence]) -> Origin:
 def explain_later(divergences: Iterable[Divergence]) -> list[Divergence]:
     """The divergences by step and rank; what a step got from outside is not a finding where the step before differs already."""
     ordered = sorted(divergences, key=lambda each: (each.step, each.rank))
-    differs: dict[int, int] = {}
+    before: dict[int, _Before] = {}
     for each in ordered:
-        if differs.get(each.rank, each.step) < each.step:
-            passed_on = [found for found in each.findings if found.status is Status.SOURCE and not is_argument(found)]
+        earlier = before.setdefault(each.rank, _Before())
+        if earlier.decided:
+            each.is_other_work()
+        elif earlier.differs or earlier.unsteady:
+            each.steadiness.earlier = earlier.unsteady
+            passed_on = [found for found in each.findings if found.status is Status.SOURCE and earlier.explains(found)]
             kept = set(map(id, passed_on))
             each.findings = [found for found in each.findings if id(found) not in kept]
-            each.statuses[Status.INHERITED] += each.statuses[Status.SOURCE]
-            each.statuses[Status.SOURCE] = 0
-        if not each.agrees:
-            differs.setdefault(each.rank, each.step)
+            others = (
+                0 if any(found.status is Status.SOURCE for found in each.findings) else each.statuses[Status.SOURCE]
+            )
+            moved = max(len(passed_on), others)
+            each.statuses[Status.INHERITED] += moved
+            each.statuses[Status.SOURCE] -= moved
+        earlier.differs |= not each.carries
+        earlier.unsteady |= bool(each.steadiness.unsteady) or not each.agrees
+        earlier.decided |= each.steadiness.choice is not None
+        if each.worst is not None and each.worst.output_error is not None:
+            earlier.largest = max(earlier.largest, each.worst.output_error)
     return ordered
+
+
+@dataclass(slots=True)
+class _Before:
+    """What the steps before came to, of one rank. `largest` is the largest error they left."""
+
+    differs: bool = False
+    unsteady: bool = False
+    decided: bool = False
+    largest: float = 0.0
+
+    def explains(self, finding: Finding) -> bool:
+        """Whether what a step got from outside is what the step before left: where that was rounding, hardly more than it was."""
+        if is_argument(finding):
+            return False
+        error = finding.input_error
+        return self.differs or (error is not None and error <= _GAIN * self.largest)
 
 
 def is_argument(finding: Finding) -> bool:

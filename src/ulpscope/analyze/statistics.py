@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ulpscope.analyze import divergence as seen
-from ulpscope.analyze.divergence import Divergence, Status
+from ulpscope.analyze import findings as seen
+from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ledger import STATISTICS, Finding, Judgement, Seen, Verdict, judge
 from ulpscope.analyze.ranks import Origin
 from ulpscope.compare.comparison import Comparison, Evidence

@@ -24,15 +24,12 @@ from ulpscope.frameworks.torch.finiteness import TorchFiniteness
 from ulpscope.frameworks.torch.npu import KernelsOfOverflows
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_NAN, Answer
 from ulpscope.frameworks.torch.overflow_flag import OverflowFlag
-from ulpscope.naming import MODULE, OPTIMIZER, call_text
+from ulpscope.naming import FILLS, MODULE, OPTIMIZER, call_text
 from ulpscope.records import CallId, PathStep, Phase, Role
 
 Path = tuple[PathStep, ...]
 _COMMUNICATION, _KERNEL = "Distributed", "Aten"
 # In-place calls whose target is only written: what was there before has no part in the result.
-_FILLS = frozenset(
-    {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "bernoulli_", "trunc_normal_", "set_"}
-)
 # Calls that only move their numbers or choose among them, and make none larger.
 _MOVES = """relu relu_ relu6 hardtanh hardtanh_ clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ abs abs_ neg __neg__
     view reshape flatten unflatten transpose permute t movedim swapaxes contiguous expand expand_as view_as squeeze unsqueeze
@@ -81,7 +78,7 @@ class _Watched:
         self.mutates = (call.phase is Phase.FORWARD or call.kind == _KERNEL) and (
             (plain.endswith("_") and not plain.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         )
-        self.fills = plain in _FILLS
+        self.fills = plain in FILLS
         self.harmless = plain in _HARMLESS
         self.written: tuple[PathStep, ...] = _FIRST if self.mutates else ()
         if call.phase is Phase.FORWARD and ("batch_norm" in plain or "instance_norm" in plain):

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
-from ulpscope.analyze.divergence import Finding
+from ulpscope.analyze.findings import Finding
 from ulpscope.analyze.ledger import REPLAY, Judgement, Verdict, judge
 from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
 from ulpscope.cli.compare import compared

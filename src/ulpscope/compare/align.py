@@ -52,11 +52,11 @@ _pairing = maker(Pairing)
 def align(reference: Dump, target: Dump, by: Align = Align.PLACE) -> list[Pairing]:
     """Every call of both dumps, paired or alone, in the order of the target; what only the reference has at its place there."""
     left, right = reference.ids(), target.ids()
-    known = _known(left)
+    named = _Named(reference, target, left)
     if by is Align.NAME:
-        partner = [known.get(_plain(call)) for call in right]
+        partner = [named.take(_plain(call), place) for place, call in enumerate(right)]
     else:
-        partner = _by_group(reference, target, left, right, known, inside_modules=by is Align.PLACE)
+        partner = _by_group(reference, target, left, right, named, inside_modules=by is Align.PLACE)
     how = {Align.NAME: How.NAME, Align.FUZZY: How.FUZZY, Align.PLACE: How.PLACE}[by]
     return list(_in_order(left, right, partner, how))
 
@@ -73,14 +73,33 @@ def _plain(call: CallId) -> CallId:
     return call if name == call.name else CallId(call.kind, name, call.index, call.phase, call.again)
 
 
-def _known(calls: Sequence[CallId]) -> dict[CallId, int]:
-    """Each name's first place."""
-    return {_plain(call): place for place, call in reversed(list(enumerate(calls)))}
+class _Named:
+    """The places of each name in the reference, each given once: a call whose outputs have nodes of their own has as many
+    backward records of its name."""
+
+    def __init__(self, reference: Dump, target: Dump, calls: Sequence[CallId]) -> None:
+        self._reference, self._target = reference, target
+        self._places: dict[CallId, list[int]] = defaultdict(list)
+        for place, call in enumerate(calls):
+            self._places[_plain(call)].append(place)
+
+    def take(self, call: CallId, place: int) -> int | None:
+        """The place of a name; of several, of one with the values that the call at `place` of the target has."""
+        left = self._places.get(call)
+        if not left:
+            return None
+        if len(left) == 1:
+            return left.pop()
+        slots = [value.slot for value in self._target.nth(place).values]
+        same = (each for each in left if [value.slot for value in self._reference.nth(each).values] == slots)
+        found = next(same, left[0])
+        left.remove(found)
+        return found
 
 
 # --- by group ---------------------------------------------------------------------------------------------------
 
-_Group = tuple[str, str, str]
+_Group = tuple[str, str, str, int]
 
 
 def _by_group(
@@ -88,14 +107,15 @@ def _by_group(
     target: Dump,
     left: Sequence[CallId],
     right: Sequence[CallId],
-    known: dict[CallId, int],
+    named: _Named,
     *,
     inside_modules: bool,
 ) -> list[int | None]:
     groups = _groups(reference, left), _groups(target, right)
-    if not inside_modules or not all(any(module for module, _, _ in side) for side in groups):
+    if not inside_modules or not all(any(group[0] for group in side) for side in groups):
         # Without modules on both sides there is one place for all.
-        groups = _merged(groups[0]), _merged(groups[1])
+        groups = _merged(groups[0], without=0), _merged(groups[1], without=0)
+    groups = _by_thread(*groups)
     partner: list[int | None] = [None] * len(right)
     number: dict[CallId, int] = {}
     for group, places in groups[1].items():
@@ -103,13 +123,11 @@ def _by_group(
         for mine, theirs in _paired(reference, target, others, places, left, right):
             partner[mine] = theirs
             number[_plain(right[mine])] = left[theirs].index
-    _follow(partner, number, right, known)
+    _follow(partner, number, right, named)
     return partner
 
 
-def _follow(
-    partner: list[int | None], number: dict[CallId, int], right: Sequence[CallId], known: dict[CallId, int]
-) -> None:
+def _follow(partner: list[int | None], number: dict[CallId, int], right: Sequence[CallId], named: _Named) -> None:
     """Gives backward calls the partner of their forward call; one whose forward was not recorded goes by its name."""
     calls = [_plain(call) for call in right]
     forwards = {call for call in calls if call.phase is Phase.FORWARD}
@@ -119,29 +137,41 @@ def _follow(
             continue
         forward = CallId(call.kind, call.name, call.index, Phase.FORWARD)
         if forward in number:
-            partner[place] = known.get(CallId(call.kind, call.name, number[forward], call.phase, call.again))
+            partner[place] = named.take(CallId(call.kind, call.name, number[forward], call.phase, call.again), place)
         elif forward not in forwards:
             orphans.append(place)
-    taken = {place for place in partner if place is not None}
     for place in orphans:
-        same = known.get(calls[place])
-        if same is not None and same not in taken:
-            partner[place] = same
+        partner[place] = named.take(calls[place], place)
 
 
 def _groups(dump: Dump, calls: Sequence[CallId]) -> dict[_Group, list[int]]:
     """The places of all calls that are not a backward of another, by module, kind and name."""
     found: dict[_Group, list[int]] = defaultdict(list)
-    for place, (call, module) in enumerate(zip(map(_plain, calls), dump.modules(), strict=True)):
+    for place, (call, module, thread) in enumerate(
+        zip(map(_plain, calls), dump.modules(), dump.threads(), strict=True)
+    ):
         if call.phase not in _FOLLOWS_FORWARD and not call.again:
-            found[plain_module(module), call.kind, call.name].append(place)
+            found[plain_module(module), call.kind, call.name, thread].append(place)
     return dict(found)
 
 
-def _merged(groups: dict[_Group, list[int]]) -> dict[_Group, list[int]]:
+def _by_thread(
+    left: dict[_Group, list[int]], right: dict[_Group, list[int]]
+) -> tuple[dict[_Group, list[int]], dict[_Group, list[int]]]:
+    """Threads apart, of which nobody can say which comes first, where both sides have as many calls on each; else together."""
+    odd = {group[:3] for group in left.keys() | right.keys() if len(left.get(group, ())) != len(right.get(group, ()))}
+    sides = []
+    for side in (left, right):
+        together = _merged({group: places for group, places in side.items() if group[:3] in odd}, without=3)
+        sides.append({**{group: places for group, places in side.items() if group[:3] not in odd}, **together})
+    return sides[0], sides[1]
+
+
+def _merged(groups: dict[_Group, list[int]], *, without: int) -> dict[_Group, list[int]]:
+    """Groups that are one but for their module (0) or thread (3)."""
     found: dict[_Group, list[int]] = defaultdict(list)
-    for (_, kind, name), places in groups.items():
-        found["", kind, name] += places
+    for (module, kind, name, thread), places in groups.items():
+        found["" if without == 0 else module, kind, name, -1 if without == 3 else thread] += places
     return {group: sorted(places) for group, places in found.items()}
 
 

@@ -17,6 +17,8 @@ from ulpscope.own_threads import is_own
 log = logging.getLogger(__name__)
 # Seconds that a thread waits for another before it asks whether that one still needs the gate.
 _PATIENCE = 2.0
+# Above this are the numbers of threads that nobody numbered where they were begun: of torch's engine, say.
+UNNUMBERED = 1_000_000
 
 
 @contextlib.contextmanager
@@ -52,7 +54,8 @@ class Threads:
         try:
             found: ThreadState = self._local.state
         except AttributeError:
-            found = self._local.state = ThreadState(next(self._threads))
+            number = next(self._threads)
+            found = self._local.state = ThreadState(UNNUMBERED + number if number else 0)
             found.free, found.busy = self.freeing(), is_own()
         return found
 

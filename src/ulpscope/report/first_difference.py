@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.divergence import Divergence, Finding, Search, Status
+from ulpscope.analyze.divergence import Search
 from ulpscope.analyze.exchange import KIND
+from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.analyze.ranks import Origin, origin
 from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.compare.engine import Options, compare_dumps

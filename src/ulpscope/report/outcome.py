@@ -8,10 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.divergence import Divergence, Finding, Status
+from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.analyze.ranks import Origin
+from ulpscope.analyze.steadiness import Choice
 from ulpscope.compare.comparison import Evidence, Level
+from ulpscope.naming import call_text
 from ulpscope.records import Frame
+
+_CHOSEN = (
+    "its inputs differ by rounding alone, and it decided otherwise: what follows is other work, not an error; give both runs the same "
+    "decisions to compare it"
+)
 
 
 class Answer(enum.Enum):
@@ -49,6 +56,8 @@ class UnitOutcome:
         """Why one cannot be sure that nothing differs; nothing where one can."""
         found = self.divergence
         said = list(self.endings)
+        if found.statuses[Status.CHOICE] or found.statuses[Status.OTHER]:
+            said.append(f"{found.statuses[Status.OTHER]} calls did other work, after a decision within rounding")
         if found.unknown_count or any(self.missing):
             said.append(f"{found.unknown_count} values could not be compared")
         if not found.calls:
@@ -57,7 +66,12 @@ class UnitOutcome:
 
     @property
     def differs(self) -> bool:
-        """What a dump lacks that was cut off, or recorded with other options, is no difference."""
+        """What a dump lacks that was cut off, or recorded with other options, is no difference; nor is rounding that is carried on
+        where the two ran in the same surroundings, or until it decides something."""
+        found = self.divergence.steadiness
+        rounds = (found.unsteady or found.earlier) and not self.surroundings
+        if self.divergence.carries and (rounds or found.choice is not None):
+            return False
         return self.divergence.differs if self.endings else not self.divergence.agrees
 
 
@@ -76,6 +90,29 @@ class Outcome:
     def first(self) -> Finding | None:
         """Where it begins, over all steps and ranks."""
         return self.origin.first
+
+    @property
+    def choice(self) -> Choice | None:
+        """The first decision that fell otherwise."""
+        return next((found for unit in self.units if (found := unit.divergence.steadiness.choice) is not None), None)
+
+    @property
+    def remarks(self) -> list[tuple[Divergence, tuple[str, str]]]:
+        """Of what one should know, though nothing follows from it: where, about which call, and what."""
+        told: dict[object, tuple[Divergence, tuple[str, str]]] = {}
+        for unit in self.units:
+            found = unit.divergence
+            choice = found.steadiness.choice
+            if choice is not None and Status.CHOICE not in told:
+                told[Status.CHOICE] = found, (call_text(choice.comparison.match.call.id), _CHOSEN)
+        # The first of them: in later steps a model begins with other parameters, of which its own call does not tell.
+        unsteady = [
+            unit.divergence for unit in self.units if unit.divergence.steadiness.unsteady and not unit.surroundings
+        ]
+        for found in unsteady[:1]:
+            for first, text in found.steadiness.remarks:
+                told[id(first)] = found, (call_text(first.match.call.id), text)
+        return [*told.values(), *((unit.divergence, each) for unit in self.units for each in unit.divergence.remarks)]
 
     @property
     def statuses(self) -> Counter[Status]:
@@ -131,7 +168,8 @@ class Outcome:
         if not self.calls or sum(self.alone) == self.calls:
             return Answer.NOTHING
         cut = any(unit.endings for unit in self.units)
-        if any(unit.differs for unit in self.units) or (not cut and (self.only_reference or self.only_target)):
+        alone = not cut and self.choice is None and (self.only_reference or self.only_target)
+        if alone or any(unit.differs for unit in self.units):
             return Answer.DIFFERS
         return Answer.INCOMPLETE if any(unit.unsure for unit in self.units) else Answer.AGREES
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ulpscope.analyze.advice import Advice
-from ulpscope.analyze.divergence import Finding
+from ulpscope.analyze.findings import Finding
 from ulpscope.compare.comparison import Comparison
 from ulpscope.compare.metrics import METRICS
 from ulpscope.naming import call_text, slot_text
@@ -48,6 +48,10 @@ def outcome_json(outcome: Outcome, advice: Advice) -> dict[str, Any]:
             {"step": unit.divergence.step, "rank": unit.divergence.rank, "call": name, "why": why}
             for unit in outcome.units
             for name, why in unit.divergence.unknown
+        ],
+        "remarks": [
+            {"step": found.step, "rank": found.rank, "call": name, "what": what}
+            for found, (name, what) in outcome.remarks
         ],
         "only_reference": list(outcome.only_reference),
         "only_target": list(outcome.only_target),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.analyze.advice import Advice
-from ulpscope.analyze.divergence import Divergence, Finding, Status
+from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Level
 from ulpscope.compare.verdict import ROUNDINGS
 from ulpscope.naming import MODULE, call_text, slot_text
@@ -208,6 +208,10 @@ def verdict_line(outcome: Outcome) -> str:
         case Answer.AGREES:
             return "✓ The runs agree: nothing differs by more than rounding explains."
         case Answer.INCOMPLETE:
+            choice = outcome.choice
+            if choice is not None:
+                name = choice.comparison.match.call.id.name
+                return f"? Another choice from step {choice.step} on: {choice.text} ({name})."
             return "? Nothing that was compared differs, but not everything could be compared."
         case Answer.NOTHING:
             return "? Nothing to compare: no call of one run belongs to a call of the other."
@@ -223,6 +227,9 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
             (Status.INTRODUCED, "introduce error"),
             (Status.SOURCE, "got other values from outside"),
             (Status.INHERITED, "inherit it"),
+            (Status.CHOICE, "decided otherwise within rounding"),
+            (Status.OTHER, "did other work after that"),
+            (Status.OUTSIDE, "from outside, read by nothing"),
             (Status.ROUNDING, "within rounding"),
             (Status.IDENTICAL, "identical"),
             (Status.UNMATCHED, "unmatched"),
@@ -245,6 +252,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
     yield from _some("unmatched  ", [(each, told) for each in found for told in each.alone], sum(outcome.alone))
     unknown = [(each, told) for each in found for told in each.unknown]
     yield from _some("unknown    ", unknown, sum(each.unknown_count for each in found))
+    yield from _some("remark     ", outcome.remarks, len(outcome.remarks))
     for path in sorted({path for unit in outcome.units for path in unit.artefacts}):
         yield Piece("written    ", "dim"), Piece(near(path))
     for number, command in enumerate(commands):

@@ -146,6 +146,11 @@ class Dump:
         """For each call in execution order the module it ran in; empty where that is not known."""
         return [self._module(number) for number in self._calls["module"][self._order].tolist()]
 
+    def threads(self) -> list[int]:
+        """For each call in execution order the number of the thread, or of a pool's task, that made it."""
+        numbers: list[int] = self._calls["thread"][self._order].tolist()
+        return numbers
+
     def nth(self, place: int) -> CallRecord:
         """The call at a place in execution order."""
         return self._record(int(self._order[place]))

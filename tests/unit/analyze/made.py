@@ -54,10 +54,10 @@ def argument(at: Any, left: Any, right: Any, kind: str = "float") -> Comparison:
     return Comparison(NONE, slot, one, two, Evidence.SCALAR, scalar_verdict(one, two))
 
 
-def unmeasured(role: str, at: Any = 0) -> Comparison:
+def unmeasured(role: str, at: Any = 0, why: str = "on a device that is gone") -> Comparison:
     slot = Slot(Role(role), (at,))
-    value = Value(slot, "torch.Tensor", "torch.float32", (100,), error="on a device that is gone")
-    verdict = Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), "on a device that is gone")
+    value = Value(slot, "torch.Tensor", "torch.float32", (100,), error=why)
+    verdict = Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), why)
     return Comparison(NONE, slot, value, value, Evidence.NOTHING, verdict)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ulpscope.analyze.advice import Cause, advise, first_suspect
-from ulpscope.analyze.divergence import Finding, diverge
+from ulpscope.analyze.divergence import diverge
+from ulpscope.analyze.findings import Finding
 from ulpscope.analyze.ranks import origin
 from ulpscope.compare.comparison import CallComparison, Evidence
 from ulpscope.records import Phase

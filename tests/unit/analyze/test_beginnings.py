@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ulpscope.analyze.advice import Cause, advise
-from ulpscope.analyze.divergence import Divergence, Status, diverge
+from ulpscope.analyze.divergence import diverge
+from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.compare.verdict import rounding_of, tensor_verdict
 from ulpscope.naming import call_text

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ulpscope.analyze.divergence import Divergence, Search, Status, diverge
+from ulpscope.analyze.divergence import Search, diverge
+from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ranks import explain_later
 from ulpscope.compare.comparison import Evidence, Level
 from ulpscope.naming import call_text
-from ulpscope.records import Phase, Role, Slot
+from ulpscope.records import UNWRITTEN, Phase, Role, Slot
 from unit.analyze.made import FLOAT32, argument, call, tensor, unmeasured
 
 WRONG = 0.25
@@ -320,3 +321,31 @@ def test_what_is_overwritten_without_being_read_does_not_come_from_outside(name:
     assert diverge([filled]).first is None
     read = call("add_.Tensor", 0, tensor("input", error=1.0), tensor("output", measure=1), kind="Aten")
     assert diverge([read]).first is not None
+
+
+def test_memory_that_nobody_wrote_and_that_is_filled_alike_is_agreement() -> None:
+    found = diverge([call("__setitem__", 0, unmeasured("input", why=UNWRITTEN), tensor("output"))])
+    assert found.agrees and not found.unknown_count
+    assert +found.statuses == {Status.IDENTICAL: 1}
+
+
+def test_memory_that_nobody_wrote_in_either_run_is_nothing_to_compare() -> None:
+    found = diverge([call("view", 0, unmeasured("input", why=UNWRITTEN), unmeasured("output", why=UNWRITTEN))])
+    assert found.agrees and not found.unknown_count
+
+
+def test_memory_that_one_run_alone_wrote_is_unknown() -> None:
+    output = unmeasured("output", why=UNWRITTEN)
+    output = replace(output, reference=tensor("output").reference)
+    assert status_of(call("view", 0, tensor("input"), output)) is Status.UNKNOWN
+
+
+def test_a_call_that_read_memory_nobody_wrote_is_not_accused() -> None:
+    given = unmeasured("input", why=UNWRITTEN)
+    assert status_of(call("mul", 0, given, tensor("output", error=WRONG))) is Status.INHERITED
+
+
+@pytest.mark.parametrize(("name", "at"), [("mm", "out"), ("copy_", 0), ("uniform_", 0)])
+def test_what_a_call_overwrites_is_not_what_it_was_given(name: str, at: int | str) -> None:
+    found = diverge([call(name, 0, tensor("input", at, error=math.inf), tensor("input", 1), tensor("output"))])
+    assert found.agrees

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from ulpscope.analyze.divergence import Divergence, Status, diverge
+from ulpscope.analyze.divergence import diverge
 from ulpscope.analyze.exchange import Direction, Passings, Side, Way
+from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ranks import Origin, origin, ranks_text
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.naming import call_text

@@ -131,3 +131,34 @@ def test_every_call_is_in_the_result_once(tmp_path: Path) -> None:
         pairs = align(reference, target, by)
         assert sorted(pair.target for pair in pairs if pair.target is not None) == list(range(len(target)))
         assert sorted(pair.reference for pair in pairs if pair.reference is not None) == list(range(len(reference)))
+
+
+@pytest.mark.parametrize("by", list(Align))
+@pytest.mark.parametrize("turned", [False, True])
+def test_two_records_of_one_name_have_two_places(tmp_path: Path, by: Align, turned: bool) -> None:
+    """As a call has whose outputs have nodes of their own; those that are about the same output belong together."""
+    found = []
+    for run, order in (("r", (0, 1)), ("t", (1, 0) if turned else (0, 1))):
+        builder = DumpBuilder(tmp_path / run)
+        x = np.zeros(2, dtype=np.float32)
+        seq = builder.call("Torch", "split", 0, values={("output", 0): x, ("output", 1): x})
+        for at in order:
+            builder.call("Torch", "split", 0, Phase.BACKWARD, {("input", at): x}, origin=seq)
+        found.append(open_dump(builder.close()))
+    pairs = [(pair.reference, pair.target) for pair in align(*found, by)]
+    assert pairs == ([(0, 0), (2, 1), (1, 2)] if turned else [(0, 0), (1, 1), (2, 2)])
+
+
+def test_calls_of_threads_belong_together_by_thread_where_each_has_as_many(tmp_path: Path) -> None:
+    def record(run: Path, threads: list[int]) -> Dump:
+        builder = DumpBuilder(run)
+        for index, thread in enumerate(threads):
+            builder.call("Tensor", "add", index, values={("output", 0): np.zeros(2, np.float32)}, thread=thread)
+        return open_dump(builder.close())
+
+    def pairs(one: list[int], other: list[int]) -> list[tuple[int | None, int | None]]:
+        dumps = [record(tmp_path / f"{one}{other}{side}", each) for side, each in enumerate((one, other))]
+        return [(pair.reference, pair.target) for pair in align(*dumps)]
+
+    assert pairs([0, 1, 2, 1], [2, 0, 1, 1]) == [(2, 0), (0, 1), (1, 2), (3, 3)]
+    assert pairs([0, 1, 2, 1], [0, 2, 2, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)], "by their order, as before"

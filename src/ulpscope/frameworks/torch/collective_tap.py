@@ -133,11 +133,9 @@ class CollectiveTap:
                 with internals.no_functions():
                     call = observer.open_call(state, KIND, name, sys._getframe(1))
                     if call.wanted:
-                        writes = WRITES[name] or ()
                         places: list[tuple[PathStep, Any]] = [*enumerate(args), *kwargs.items()]
                         for at, value in places:
-                            unread = self._if_all_fresh(value) if at in writes else None
-                            observer.show(call, Role.INPUT, (at,), _operands(value), unread=unread)
+                            observer.show(call, Role.INPUT, (at,), _operands(value))
             except Exception as error:  # the hook border
                 observer.trouble(f"{KIND}.{name}", error)
             finally:
@@ -163,10 +161,6 @@ class CollectiveTap:
             return result
 
         return around
-
-    def _if_all_fresh(self, value: Any) -> str | None:
-        reasons = [self.measurer.if_fresh(leaf) for _, leaf in tensors.leaves(value)]
-        return reasons[0] if reasons and all(reasons) else None
 
     def _finish(self, name: str, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         place = WRITES[name]

@@ -95,14 +95,11 @@ class DispatchTap:
                 if above is not None and phase is Phase.BACKWARD:
                     call.origin = above.seq
                 if call.wanted:
-                    writes = func._schema.is_mutable
                     for at, value in enumerate(args):
-                        unread = self.measurer.if_fresh(value) if writes and at == 0 else None
-                        unread = PENDING if api.pending_inputs else unread
+                        unread = PENDING if api.pending_inputs else self.measurer.if_unwritten(value)
                         observer.show(call, Role.INPUT, (at,), value, unread=unread)
                     for key, value in kwargs.items():
-                        unread = self.measurer.if_fresh(value) if writes and key == "out" else None
-                        observer.show(call, Role.INPUT, (key,), value, unread=unread)
+                        observer.show(call, Role.INPUT, (key,), value, unread=self.measurer.if_unwritten(value))
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
@@ -124,12 +121,14 @@ class DispatchTap:
             with internals.no_functions():
                 # The version of what a kernel wrote rises only after it has returned through us.
                 self.measurer.forget(written)
+                self.measurer.kernel_wrote(api, written, args, kwargs, result)
                 if api.unseen is not None or api.name.startswith("native_batch_norm"):
                     self.measurer.distrust(leaf for value in (*args, *kwargs.values()) for _, leaf in leaves(value))
                 if call is None or not call.wanted:
                     return result
                 shown = args[0] if result is None and func._schema.is_mutable and args else result
-                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api), produced=True)
+                unread = unread_output(api) or self.measurer.if_unwritten(shown)
+                observer.show(call, Role.OUTPUT, (), shown, unread=unread, produced=True)
                 observer.close_call(call)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)

@@ -22,7 +22,16 @@ from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch import internals, mode_stacks
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.mode_dependent import WHY
-from ulpscope.frameworks.torch.names import FUNCTIONALS, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT, Api, ApiNames
+from ulpscope.frameworks.torch.names import (
+    FUNCTIONALS,
+    IGNORED,
+    SHARING,
+    UNINITIALISED,
+    WRITTEN_OUT,
+    Api,
+    ApiNames,
+    is_apart,
+)
 from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
@@ -83,14 +92,19 @@ class CallMode(TorchFunctionMode):
         run = functools.partial(call_from, caller_of(frame, func), func)
         try:
             api = self._api(func, types, frame)
-            unrecorded = not tap.records or tap.quiet or (api is not None and not state.calls and _inside_kernel(api))
+            unrecorded = (
+                not tap.records
+                or tap.quiet
+                or is_apart(frame.f_code)
+                or (api is not None and not state.calls and _inside_kernel(api))
+            )
         except Exception as error:  # the hook border
             tap.observer.trouble(getattr(func, "__name__", "a call"), error)
             api = None
         if api is None:
             return run(args, kwargs)
         if api.treatment == SHARING:
-            return tap.run_sharing(run, args, kwargs)
+            return tap.run_sharing(api, run, args, kwargs)
         if api.treatment == WRITTEN_OUT:
             with self:
                 return func.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
@@ -163,9 +177,12 @@ class FunctionTap:
             return CallMode(self, state)
         return FastMode(self.fast, self, state)
 
-    def run_sharing(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_sharing(self, api: Api, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = run(args, kwargs)
-        self.measurer.distrust((*args, *kwargs.values(), result))
+        if api.name == "data":  # torch goes on to write it
+            self.measurer.measure_anew((*args, result))
+        else:
+            self.measurer.distrust((*args, *kwargs.values(), result))
         return result
 
     def run_unrecorded(self, api: Api, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -237,12 +254,10 @@ class FunctionTap:
             call = observer.open_call(state, api.kind, name, frame)
             if call.wanted:
                 for at, value in enumerate(shown_args):
-                    unread = self.measurer.if_fresh(value) if api.mutates and at == 0 else None
-                    unread = PENDING if api.pending_inputs else unread
+                    unread = PENDING if api.pending_inputs else self.measurer.if_unwritten(value)
                     observer.show(call, Role.INPUT, (at,), value, unread=unread)
                 for key, value in shown_kwargs.items():
-                    unread = self.measurer.if_fresh(value) if key == "out" else None
-                    observer.show(call, Role.INPUT, (key,), value, unread=unread)
+                    observer.show(call, Role.INPUT, (key,), value, unread=self.measurer.if_unwritten(value))
             follow = torch.is_grad_enabled() and observer.wants_backward(call)
             if follow and (api.mutates or "out" in kwargs or kwargs.get("inplace") is True):
                 edges = self.backward.edges(shown_args, shown_kwargs)
@@ -274,9 +289,11 @@ class FunctionTap:
         try:
             if api.unseen is not None:
                 self._distrust_written(api.unseen, args, kwargs)
+            self.measurer.called(api, args, kwargs, result)
             shown = args[0] if result is None and api.mutates and args else result
             if call.wanted:
-                observer.show(call, Role.OUTPUT, (), shown, unread=unread_output(api), produced=True)
+                unread = unread_output(api) or self.measurer.if_unwritten(shown)
+                observer.show(call, Role.OUTPUT, (), shown, unread=unread, produced=True)
                 observer.close_call(call)
             if follow:
                 self.backward.arm(call, sequence, edges, shown_args, shown_kwargs, shown, watch=self._kernels)

@@ -210,6 +210,11 @@ dispatch_keys = _ask("torch._C._dispatch_keys", None)
 # Whether torch may resize a memory: what numpy shares it may not. Without an answer no memory is trusted.
 is_resizable = _ask("torch.UntypedStorage.resizable", lambda storage: False)
 
+is_lazy = _ask("torch.nn.parameter.is_lazy", lambda value: False)  # a parameter that has no shape yet
+weak_storage: Any = _ask(
+    "torch.multiprocessing.reductions.StorageWeakRef", None, "uninitialised memory is told only where it is made"
+)
+
 # --- devices --------------------------------------------------------------------------------------------------------------
 
 cuda_stream = _ask("torch._C._cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)

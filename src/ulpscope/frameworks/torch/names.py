@@ -5,6 +5,7 @@ The seeds' spelling: kind and name, `Functional.conv2d`, `Torch.matmul`, `Tensor
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from typing import Any
@@ -244,6 +245,21 @@ FUNCTIONALS = torch.nn.functional.__file__
 _DISPATCHER = internals.DISPATCHER_FILE  # stands between a functional with a flag for indices and its caller
 
 
+# Puts together what a file, or a worker that loads data, holds. Whose batch the program finds ready first, and on which thread
+# it is pinned, is a race.
+_APART = tuple(
+    f"torch{os.sep}{os.path.join(*path)}"
+    for path in (("multiprocessing", "reductions.py"), ("utils", "data", "_utils", "pin_memory.py"))
+)
+_REBUILDS = os.path.join("torch", "_utils.py")
+
+
+def is_apart(code: types.CodeType) -> bool:
+    """Whether what this code calls is no call of the program: tensors are put together from elsewhere, and nothing is computed."""
+    file = code.co_filename
+    return file.endswith(_APART) or (file.endswith(_REBUILDS) and code.co_name.startswith("_rebuild"))
+
+
 class Api:
     """One torch function: its kind and name in a dump and how it is treated."""
 
@@ -327,6 +343,7 @@ class ApiNames:
             | (file == FUNCTIONALS) << 1
             | self.written.is_torch(code) << 2
             | (file == _DISPATCHER) << 3
+            | is_apart(code) << 4
         )
 
     def positions(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.torch import internals
 from ulpscope.naming import OPTIMIZER
-from ulpscope.records import Phase
+from ulpscope.records import Phase, Role
+
+_NUMBERS = (float, int, Tensor)
 
 
 class OptimizerTap:
@@ -43,6 +47,9 @@ class OptimizerTap:
         try:
             frame = sys._getframe(1)
             call = observer.open_call(state, OPTIMIZER, type(optimizer).__name__, frame, phase=Phase.STEP)
+            if call.wanted:
+                for place, value in _options(optimizer):
+                    observer.show(call, Role.INPUT, place, value)
             state.calls.append(call)
             state.guard = (call, frame)
         except Exception as error:  # the hook border
@@ -63,6 +70,16 @@ class OptimizerTap:
             observer.close_call(opened)
             if entered:
                 observer.leave(state)
+
+
+def _options(optimizer: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """The numbers with which a step is made: `lr`, or, where parameters are in groups, `0.lr` of the first."""
+    groups = optimizer.param_groups
+    for at, group in enumerate(groups):
+        for key, value in group.items():
+            numbers = value if type(value) is tuple else (value,)
+            if key != "initial_lr" and all(type(number) in _NUMBERS for number in numbers):
+                yield (key,) if len(groups) == 1 else (at, key), value
 
 
 def _last(calls: list[OpenCall]) -> OpenCall | None:

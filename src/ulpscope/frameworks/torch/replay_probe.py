@@ -34,13 +34,22 @@ class Unmeasured:
     def begin_window(self) -> None:
         pass
 
-    def if_fresh(self, value: Any) -> str | None:
+    def if_unwritten(self, value: Any) -> str | None:
         return None
+
+    def called(self, *told: Any) -> None:
+        pass
 
     def forget(self, values: Iterable[Any]) -> None:
         pass
 
     def distrust(self, values: Iterable[Any]) -> None:
+        pass
+
+    def measure_anew(self, values: Iterable[Any]) -> None:
+        pass
+
+    def kernel_wrote(self, *told: Any) -> None:
         pass
 
     def release(self, value: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +27,8 @@ from ulpscope.frameworks.torch.cuda_gauge import IN_GRAPH, CudaGauge, Plan, is_c
 from ulpscope.frameworks.torch.dense import dense_form, has_symbols, is_enormous
 from ulpscope.frameworks.torch.names import Api
 from ulpscope.frameworks.torch.tensors import Path, Unrecordable
+from ulpscope.frameworks.torch.unwritten import Unwritten
+from ulpscope.records import UNWRITTEN
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,6 @@ _SWEEP = 10_000
 # Pinned memory through which full tensors leave a device; also the largest that can be taken.
 _POOL = 1 << 30
 PENDING = "communication may still be under way; what came is the output of the wait"
-UNINITIALISED = "uninitialised memory: its content means nothing"
 
 
 # Reference, version, pointer, requires_grad, (offset, layout, unseen writes), row.
@@ -88,7 +89,7 @@ class TorchMeasurer:
         self._gauges: dict[int, CudaGauge] = {}
         self._fast: Any = None
         self._rewritten: dict[int, int] = {}
-        self._fresh: dict[int, tuple[Any, int]] = {}
+        self.unwritten = Unwritten()
         # Told what the reader of the dump should know.
         self.note: Callable[[str], None] = log.info
         self.begin_step()
@@ -109,7 +110,7 @@ class TorchMeasurer:
         fast.give(
             reuse=self._reuse,
             rewritten=self._rewritten,
-            fresh=self._fresh,
+            unwritten=self.unwritten.places,
             wrapped=internals.is_transformed,
             measure=None if self._payloads else native.MEASURE_FOR_C,
             measure_flags=self._flags,
@@ -142,7 +143,6 @@ class TorchMeasurer:
         self._stored: dict[bytes, tuple[int, int]] = {}
         self._distrusted: set[int] = set()
         self._sweep_at = _SWEEP
-        self._fresh.clear()
         for gauge in self._gauges.values():
             if gauge.payloads is not None:
                 gauge.payloads.begin_step()
@@ -159,7 +159,7 @@ class TorchMeasurer:
         """Trusts no value that was measured before: between two windows anybody may have written anything."""
         self._known.clear()
         self._seen.clear()
-        self._fresh.clear()
+        self.unwritten.forget()
         if self._fast is not None:
             self._fast.forget_values()
 
@@ -175,6 +175,9 @@ class TorchMeasurer:
         """As `row`, without the C extension."""
         kind = type(value)
         if kind is Tensor or kind is Parameter:
+            why = self.if_unwritten(value)
+            if why is not None:
+                return self.unread(value, why)
             seen = self._seen.get(identity(value))
             if seen is not None and seen[0]() is value and self._unchanged(value, seen):
                 return seen[5]
@@ -199,21 +202,28 @@ class TorchMeasurer:
             return False
         return seen[1] == value._version and seen[2] == value.data_ptr() and seen[3] == value.requires_grad
 
+    def if_unwritten(self, value: Any) -> str | None:
+        """The reason not to read a tensor of which something is still as `empty` left it, as far as torch knows."""
+        return self.unwritten.why(value) if self.unwritten.places else None
+
+    def called(self, api: Api, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """A call of the program has returned."""
+        if self.unwritten.places or api.treatment == names.UNINITIALISED:
+            self.unwritten.called(api, args, kwargs, result)
+
+    def kernel_wrote(
+        self, api: Api, written: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """A kernel has returned, and wrote what it says; the versions rise later."""
+        if self.unwritten.places or api.treatment == names.UNINITIALISED:
+            self.unwritten.kernel_called(api, written, args, kwargs, result)
+
     def unread(self, value: Any, reason: str) -> tuple[int, int, int]:
         """A row without a measure, for memory that must not be looked at, or means nothing yet."""
         if not isinstance(value, Tensor):
             return self.row(value)
-        self.distrust((value,))
-        if reason is UNINITIALISED and not value.is_inference():
-            self._fresh[identity(value)] = (weakref.ref(value), value._version)
+        self.measure_anew((value,))
         return self._text({"type": tensors.type_name(value), **_describe(value)}), NONE, self._text({"error": reason})
-
-    def if_fresh(self, value: Any) -> str | None:
-        """The reason not to read a tensor that is still as `empty` left it, as far as torch knows. A foreign kernel may
-        have filled it: so only the target of a call that is about to overwrite it is asked."""
-        known = self._fresh.get(identity(value)) if self._fresh else None
-        fresh = known is not None and known[0]() is value and known[1] == value._version
-        return UNINITIALISED if fresh else None
 
     def forget(self, values: Iterable[Any]) -> None:
         """These tensors were just written, whatever their version says: measure them anew, once."""
@@ -224,7 +234,14 @@ class TorchMeasurer:
                 self._rewritten[owner] = self._rewritten.get(owner, 0) + 1
 
     def distrust(self, values: Iterable[Any]) -> None:
-        """From now on the memory of these tensors is measured each time."""
+        """From now on the memory of these tensors is measured each time: anybody may write it."""
+        values = list(values)
+        if self.unwritten.places:
+            with internals.no_functions():
+                self.unwritten.give_up(values)
+        self.measure_anew(values)
+
+    def measure_anew(self, values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, Tensor) and type(value).__name__ != "FakeTensor":
                 # The hook border: a tensor without storage has nothing to distrust.
@@ -234,7 +251,6 @@ class TorchMeasurer:
     def release(self, value: Any) -> None:
         """Drops every weak reference to a tensor: torch refuses to swap one that has any."""
         self._known = {place: known for place, known in self._known.items() if place[0] != identity(value)}
-        self._fresh.pop(identity(value), None)
         self._seen.pop(identity(value), None)
         if self._fast is not None:
             self._fast.release(value)
@@ -310,8 +326,6 @@ class TorchMeasurer:
         """Drops what is known of tensors that are gone: a step of a million calls must not grow by a million entries."""
         self._known = {place: known for place, known in self._known.items() if known[0]() is not None}
         self._seen = {number: seen for number, seen in self._seen.items() if seen[0]() is not None}
-        for number in [number for number, fresh in self._fresh.items() if fresh[0]() is None]:
-            del self._fresh[number]
         self._sweep_at = 2 * (len(self._known) + len(self._seen)) + _SWEEP
 
     def _payload(self, pointer: int, meta: _Meta) -> tuple[int, int] | None:
@@ -359,8 +373,13 @@ class TorchMeasurer:
 
     def _odd(self, value: Tensor) -> tuple[int, int, int]:
         """A tensor that is not plain memory: measured through a dense form or a copy, or not, with the reason."""
+        why = self.if_unwritten(value)
+        if why is not None:
+            return self.unread(value, why)
         with internals.no_functions(), internals.no_dispatch(), torch.no_grad():
             facts: dict[str, Any] = {"type": tensors.type_name(value)}
+            if internals.is_lazy(value):
+                return self._text(facts), NONE, self._text({"error": UNWRITTEN})
             try:
                 facts |= _describe(value)
                 if value.is_cuda and is_capturing():
@@ -438,7 +457,7 @@ _json = json.JSONEncoder(allow_nan=False).encode
 def unread_output(api: Api) -> str | None:
     """Why the output of a call must not be read when it returns, if so."""
     if api.treatment == names.UNINITIALISED:
-        return UNINITIALISED
+        return UNWRITTEN
     return PENDING if api.pending_outputs else None
 
 

@@ -7,6 +7,8 @@ begins, an older one when it first calls a module.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread as pools
+import itertools
 import threading
 import time
 import weakref
@@ -63,7 +65,10 @@ class ThreadTap:
         self._make_function_mode = make_function_mode
         self._make_dispatch_mode = make_dispatch_mode
         self._swaps: list[CodeSwap | EngineSwap] = [
+            *watching(threading.Thread, "start", self._begin_thread, observer.trouble),
             *watching(threading.Thread, "_bootstrap_inner", self._new_thread, observer.trouble),
+            *watching(pools._WorkItem, "__init__", self._begin_task, observer.trouble),
+            *watching(pools._WorkItem, "run", self._run_task, observer.trouble),
             CodeSwap(internals.run_engine, self._run_engine, observer.trouble)
             if internals.run_engine is not None
             else EngineSwap(bordered(self._run_engine, "a backward pass", observer.trouble)),
@@ -75,6 +80,9 @@ class ThreadTap:
         self._has_torch_function: Any = None
         self._starts = 0
         self._suspended: dict[int, Places] = {}
+        # Of threads and of tasks in the order of their beginnings: the ones odd, the others even.
+        self._threads, self._tasks = itertools.count(1, 2), itertools.count(2, 2)
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         for swap in self._swaps:
@@ -146,9 +154,21 @@ class ThreadTap:
         function, kernel = state.mode
         return FUNCTION.remove(function), DISPATCH.remove(kernel)
 
+    def _begin_thread(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A thread has the number in which it was begun, whenever it comes to run. Those of a pool are begun when none is idle,
+        which is a race: there the tasks are numbered."""
+        if getattr(args[0], "_target", None) is not pools._worker:
+            self._numbers[args[0]] = next(self._threads)
+        return original(*args, **kwargs)
+
+    def _begin_task(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._numbers[args[0]] = next(self._tasks)
+        return original(*args, **kwargs)
+
     def _new_thread(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self.observer.state()
         if self.observer.active:
+            state.number = self._numbers.get(args[0], state.number)
             self.enter(state)
         try:
             return original(*args, **kwargs)
@@ -173,6 +193,16 @@ class ThreadTap:
         finally:
             if on_top:
                 DISPATCH.insert(mode, DISPATCH.length())
+
+    def _run_task(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.observer.active:
+            return original(*args, **kwargs)
+        state = self.observer.state()
+        number, state.number = state.number, self._numbers.get(args[0], state.number)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            state.number = number
 
     def _run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A backward pass: torch took the mode off to run `Tensor.backward`; Python inside the pass must be seen."""

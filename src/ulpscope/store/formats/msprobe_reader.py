@@ -98,6 +98,9 @@ class MsprobeDump(Dump):
         above = (self._id_named(self._parents.get(name)) for name in self._names)
         return [_module_of(call) for call in above]
 
+    def threads(self) -> list[int]:
+        return [0] * len(self)
+
     def nth(self, place: int) -> CallRecord:
         return self._record(place if 0 <= place < len(self._names) else range(len(self))[place])
 

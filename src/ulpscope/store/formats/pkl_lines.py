@@ -123,6 +123,9 @@ class LinesDump(Dump):
         """Empty texts: the older tools do not say where a call ran."""
         return [""] * len(self)
 
+    def threads(self) -> list[int]:
+        return [0] * len(self)
+
     def nth(self, place: int) -> CallRecord:
         return self._record(range(len(self))[place])
 
