@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import ulpscope
+from ulpscope.frameworks.torch import internals
 from ulpscope.store.ledger import LedgerWriter, find_ledgers, ledger_path, process_path, read_ledger, settle
 
 BEGIN = """
@@ -270,6 +271,36 @@ if __name__ == "__main__":
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks" in done.stdout
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["ledger.rank0.jsonl", "ledger.rank1.jsonl"]
+
+
+@pytest.mark.skipif(internals.version() < (2, 6), reason="this torch has no public fully_shard")
+def test_distributed_tensors_are_judged_by_what_is_inside_and_their_shapes_worked_out(tmp_path: Path) -> None:
+    program = """
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+def work(rank):
+    dist.init_process_group("gloo", init_method="file://" + os.path.abspath("meeting"), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    net = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(2):
+        net(torch.randn(4, 8)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step(); optimizer.zero_grad()
+    a = distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)])
+    assert isinstance(a @ a.t(), DTensor)
+    (a.softmax(-1) @ a.t()).redistribute(mesh, [Replicate()]).sum().full_tensor().item()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=2)
+    print("fine")
+"""
+    done = blame(tmp_path, program)
+    assert (done.returncode, "nothing is wrong" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert "fine" in done.stderr
+    assert "2 steps, 2 ranks" in done.stdout
 
 
 def row(rank: int, seq: int) -> dict[str, Any]:
