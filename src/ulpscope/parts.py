@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 def say_missing(work: str) -> None:
     """Warns if `recording` or `comparing` is done in Python; the figures are those of benchmarks/README.md."""
     recording = (
-        (taps.HAVE_EXTENSION, "_taps", "a record takes 9 times as long"),
+        (taps.HAVE_EXTENSION, "_taps", "a record of a small call takes up to 9 times as long"),
         (native.HAVE_EXTENSION, "_native", "measuring tensors takes 5 times as long"),
     )
     comparing = ((pairs.HAVE_EXTENSION, "_pairs", "comparing elements takes 10 times as long"),)
@@ -23,7 +23,7 @@ def say_missing(work: str) -> None:
         names = ", ".join(f"ulpscope.{name}" for name, _ in missing)
         costs = "; ".join(cost for _, cost in missing)
         log.warning(
-            "not compiled here: %s. Results are the same, but %s. A wheel, or `pip install` again, brings them.",
+            "not compiled here: %s. Results agree to rounding, but %s. A wheel, or `pip install` again, brings them.",
             names,
             costs,
         )
