@@ -23,6 +23,8 @@ Heard = Callable[[Any], None]
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _FRAMES = 32
 _LEAVES = 64
+_LISTS = (tuple, list)
+_NO_STATE = (bool, int, float, complex, str, bytes, Module)
 
 
 class Model:
@@ -131,11 +133,11 @@ def leaves_of(value: Any) -> Iterator[Any]:
     while todo and count < _LEAVES:
         count += 1
         thing = todo.pop()
-        if isinstance(thing, tuple | list):
+        if isinstance(thing, _LISTS):
             todo += reversed(thing[:_LEAVES])
         elif isinstance(thing, dict):  # not by its own methods, which may be the program's
             todo += list(dict.values(thing))[:_LEAVES]
-        elif thing is not None and not isinstance(thing, bool | int | float | complex | str | bytes | Module):
+        elif thing is not None and not isinstance(thing, _NO_STATE):
             yield thing
 
 

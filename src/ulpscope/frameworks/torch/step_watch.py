@@ -137,7 +137,8 @@ class StepWatch:
                 self._updated()
             trains = self._has_updated or bool(self._optimizers)
             kind, heard = self._forwards.kind(module, model, args, kwargs, trains=trains)
-            self._end_before(model.size, place_of_call(model.number), kind, trains=trains)
+            if trains or kind is not Stretch.GENERATION:
+                self._end_before(model.size, place_of_call(model.number), kind, trains=trains)
             self._prepares = False
             if kind is Stretch.GENERATION and not model.generates and self._counts.get(Stretch.EVALUATION.value):
                 self._count(Stretch.EVALUATION, -1)  # the last one was the first of these
@@ -157,7 +158,7 @@ class StepWatch:
         if trains or kind is Stretch.TRAINING:
             if self._updates and self._is_over(place, kind):
                 self._end()
-        elif size >= self._largest and kind is not Stretch.GENERATION:
+        elif size >= self._largest:
             is_full = self._number < _INFERENCES or self._inferred >= _INFERENCES
             if self._inferred and is_full and size == self._largest:
                 self._end()
