@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -432,14 +433,15 @@ def test_what_cannot_be_read_and_what_cannot_be_meant_have_their_exit_codes(tmp_
 
 
 @pytest.mark.parametrize(
-    ("end", "how"), [("os.kill(os.getpid(), signal.SIGKILL)", "exit code -9 (SIGKILL)"), ("sys.exit(7)", "exit code 7")]
+    ("end", "how"), [("os.kill(os.getpid(), signal.SIGKILL)", "signal 9 (SIGKILL)"), ("sys.exit(7)", "exit code 7")]
 )
 def test_a_command_that_does_not_end_well_is_never_nothing_wrong(tmp_path: Path, end: str, how: str) -> None:
     begin = "import os, signal, sys, torch\n"
     (tmp_path / "clean.py").write_text(f"{begin}torch.ones(3) * 2\n{end}", encoding="utf-8")
     clean = ulp("blame", "--from-start", "--", sys.executable, "clean.py", cwd=tmp_path)
     assert clean.returncode == 3
-    assert f"cannot tell: the command ended with {how}; rounding explains every call that it made" in clean.stdout
+    told = rf"cannot tell: the command .*{re.escape(how)}; rounding explains every call that it made"
+    assert re.search(told, clean.stdout), clean.stdout
     (tmp_path / "nothing.py").write_text(begin + end, encoding="utf-8")
     nothing = ulp("blame", "--from-start", "--", sys.executable, "nothing.py", cwd=tmp_path)
     assert (nothing.returncode, how in nothing.stderr, nothing.stdout) == (3, True, "")

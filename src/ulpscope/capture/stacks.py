@@ -14,6 +14,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from ulpscope.frameworks.base import STAND_IN
+
 _OWN = str(Path(__file__).resolve().parent.parent)
 _LIBRARY = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib")})
 # As good as id() for objects that are kept, and no audit event: see frameworks.torch.summary.
@@ -83,7 +85,7 @@ class Stacks:
 
 def _describe(code: CodeType, line: int | None) -> list[Any] | None:
     file = code.co_filename
-    if file.startswith(_OWN):
+    if file.startswith(_OWN) or code.co_name == STAND_IN:
         return None
     text = linecache.getline(file, line or 0).strip()[:300]
     name = getattr(code, "co_qualname", code.co_name)

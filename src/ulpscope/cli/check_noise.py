@@ -67,7 +67,7 @@ def noise(
         click.echo(
             "ulpscope: nothing to check: no call was run twice, or none began with a forward of a module", err=True
         )
-        sys.exit(NOTHING)
+        sys.exit(CUT if code else NOTHING)
     if not quiet and form == "json":
         click.echo(json.dumps([asdict(row) for row in rows], indent=1))
     elif not quiet:

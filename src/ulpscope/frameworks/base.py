@@ -89,6 +89,8 @@ class ThreadState:
 
 
 T = TypeVar("T")
+# What a frame is called that calls for the program from a line of its own: nobody's stack has it.
+STAND_IN = "<ulpscope>"
 
 
 class Shared(Generic[T]):

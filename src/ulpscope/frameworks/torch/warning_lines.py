@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ulpscope.frameworks.base import STAND_IN
 from ulpscope.frameworks.torch import internals
 
 _OURS = str(Path(__file__).parents[2])
@@ -70,13 +71,8 @@ def _outward(frame: FrameType) -> Iterator[bool]:
         code = walk.f_code
         if not _is_of_the_loader(code.co_filename):  # those Python leaves out itself
             twice, told = code is _OVERRIDES, twice
-            yield told or twice or code.co_filename.startswith(_OURS) or _stands_for_another(code)
+            yield told or twice or code.co_filename.startswith(_OURS) or code.co_name == STAND_IN
         walk = walk.f_back
-
-
-def _stands_for_another(code: CodeType) -> bool:
-    """Whether it is one of `call_from`."""
-    return code.co_varnames == _call.__code__.co_varnames and code.co_code == _call.__code__.co_code
 
 
 def _is_of_the_loader(file: str) -> bool:
@@ -87,15 +83,16 @@ def _call(function: Any, args: Any, kwargs: Any) -> Any: return function(*args, 
 
 
 @functools.lru_cache(4096)
-def _call_at(file: str, name: str, line: int) -> CodeType:
-    return _call.__code__.replace(co_filename=file, co_name=name, co_firstlineno=line)
+def _call_at(file: str, line: int) -> CodeType:
+    names: Any = {"co_qualname": STAND_IN} if hasattr(_call.__code__, "co_qualname") else {}
+    return _call.__code__.replace(co_filename=file, co_name=STAND_IN, co_firstlineno=line, **names)
 
 
 def call_from(frame: FrameType, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a function as if from the line at which a frame is."""
     code = frame.f_code
     line = frame.f_lineno or code.co_firstlineno
-    return types.FunctionType(_call_at(code.co_filename, code.co_name, line), frame.f_globals)(function, args, kwargs)
+    return types.FunctionType(_call_at(code.co_filename, line), frame.f_globals)(function, args, kwargs)
 
 
 def program_frame() -> FrameType:
