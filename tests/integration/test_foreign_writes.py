@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import ulpscope
 from integration.runs import LEVELS
 from ulpscope import taps
-from ulpscope.frameworks.torch import doors
+from ulpscope.frameworks.torch import internals
 
 # As pybind11 makes it: a function that says what it takes. It finds the memory by itself, as a C++ caster does.
 SOURCE = r"""
@@ -90,7 +90,7 @@ def largest(path: Path) -> list[float]:
     return [value.stats.max for value in values if value.stats is not None and value.slot.role.value == "input"]
 
 
-@pytest.mark.skipif(not doors.are_there(), reason="functions cannot be watched here")
+@pytest.mark.skipif(taps.C is None or internals.native() != "full", reason="functions cannot be watched here")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["fill", "fill_soon"])
 @pytest.mark.parametrize("when", ["before", "during"])
