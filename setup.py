@@ -1,7 +1,7 @@
 """Declares the optional C extensions; everything else about the package is in pyproject.toml.
 
-Without a compiler the build warns and goes on: `native_fallback`, `pairs_fallback` and the Python beside each of the others
-do the same work.
+Without a compiler the build warns and goes on: `native_fallback`, `pairs_fallback` and the Python beside `_taps` do the same
+work.
 """
 
 import glob
@@ -18,7 +18,7 @@ limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
 def extension(name: str, *flags: str, includes: tuple[str, ...] = ()) -> Extension:
     return Extension(
         f"ulpscope.{name}",
-        sources=[f"src/ulpscope/{name.replace('.', '/')}.c"],
+        sources=[f"src/ulpscope/{name}.c"],
         depends=[f"src/ulpscope/{include}" for include in ("_abi.h", *includes)],
         py_limited_api=limited_api,
         define_macros=[("Py_LIMITED_API", "0x030a0000")],
@@ -35,12 +35,9 @@ setup(
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
         extension("_native", includes=("_crc.h", "_half.h", "_measure.h")),
-        extension("_making"),
         extension("_pairs", "-ffp-contract=off", includes=("_crc.h", "_half.h", "_pairs_kernels.h", "_pairs_near.h")),
         # One unit that calls itself without a detour.
         extension("_taps", "-fvisibility=hidden", *direct, includes=("_taps.h", "_measure.h", *parts)),
-        extension("store.formats._leaves"),
-        extension("report._cells"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if limited_api else {},
 )

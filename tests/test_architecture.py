@@ -18,7 +18,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGE = SRC / "ulpscope"
 
 NUMBERS = frozenset({"dtypes", "native", "native_fallback", "_native", "pairs", "pairs_fallback", "_pairs"})
-VOCABULARY = NUMBERS | {"records", "naming", "config", "errors", "own_threads", "making", "_making", "_taps", "taps"}
+VOCABULARY = NUMBERS | {"records", "naming", "config", "errors", "own_threads", "_taps", "taps"}
 TOP = frozenset({"cli", "compat", "__init__", "__main__"})
 
 # What each part may import besides itself and the vocabulary. A part that is not named here has no place in the house yet.
