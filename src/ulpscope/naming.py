@@ -16,6 +16,8 @@ from __future__ import annotations
 from ulpscope.records import CallId, Phase, Role, Slot
 
 MODULE = "Module"
+# The type of a generator of random numbers; its state is told as a text.
+GENERATOR = "torch._C.Generator"
 OPTIMIZER = "Optimizer"
 SAVED = "Saved"
 # Of calls of functions and kernels.
