@@ -340,6 +340,7 @@ static PyObject *file_frames(PyObject *module, PyObject *args) {
     unsigned long long begun;
     int files[5], failed;
     if (!PyArg_ParseTuple(args, "y*(iiiii)K", &data, files, files + 1, files + 2, files + 3, files + 4, &begun)) return NULL;
+    GONE(filed);
     Run *runs = calloc(5, sizeof *runs);
     uint64_t filed = begun;
     Py_ssize_t end = 0;
@@ -490,7 +491,20 @@ static int execute(PyObject *module) {
            add_type(module, "Lane", &lane_spec, &lane_type) || add_type(module, "Around", &around_spec, NULL) ||
            add_type(module, "Arrival", &arrival_spec, NULL) || add_type(module, "Gate", &gate_spec, &gate_type);
 }
+uint64_t ways_gone[ALL_WAYS];
+static PyObject *ways(PyObject *module, PyObject *none) {
+#define WAY_NAME(name) #name,
+    static const char *const names[] = {WAYS(WAY_NAME)};
+    PyObject *found = PyDict_New();
+    for (int i = 0; found && i < ALL_WAYS; i++) {
+        PyObject *count = PyLong_FromUnsignedLongLong(ways_gone[i]);
+        if (!count || PyDict_SetItemString(found, names[i], count)) Py_CLEAR(found);
+        Py_XDECREF(count);
+    }
+    return found;
+}
 static PyMethodDef functions[] = {
+    {"ways", ways, METH_NOARGS, "How often each fast way was gone in this process."},
 #ifndef _WIN32
     {"file_frames", file_frames, METH_VARARGS, "Writes frames into the files of their tables."},
 #endif

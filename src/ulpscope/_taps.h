@@ -25,6 +25,18 @@ extern PyObject *word[WORDS];
 #define GET(object, name) PyObject_GetAttr(object, word[name])
 #define ASK(object, name) PyObject_CallMethodObjArgs(object, word[name], NULL)
 
+/* What has a way of its own here that is faster than the general one, and how often each was gone in this process. A way that no
+ * command of a user's comes to should go: a test asks. */
+#define WAYS(X) \
+    X(calls) X(silent_calls) X(calls_of_modules_only) X(left_out_calls) X(signs) X(known_stacks) X(native_attributes) \
+    X(known_scalars) X(direct_tensors) X(known_forms) X(known_tensors) X(known_parts) X(measured) X(resizable) \
+    X(modules) X(known_modules) X(native_edges) X(single_nodes) X(several_nodes) X(older_nodes) X(hung) \
+    X(hooks) X(parts) X(arrivals) X(silenced) X(foreign_calls) X(filed) X(queued) X(launches) X(device_rows) X(copies_back)
+#define WAY_NUMBER(name) WAY_##name,
+enum { WAYS(WAY_NUMBER) ALL_WAYS };
+extern uint64_t ways_gone[ALL_WAYS];
+#define GONE(name) (ways_gone[WAY_##name]++)
+
 /* Three numbers to one; the first is never 0. */
 typedef struct {
     uint64_t *cells;

@@ -58,6 +58,7 @@ static PyObject *come_foreign(PyObject *object, PyObject *const *args, size_t co
     if (!at) return PyErr_SetString(PyExc_SystemError, "a function that is not known"), NULL;
     PyObject *told = Py_XNewRef(foreign_told), *result = call_as_before(object, *at, args, count, names), *kind, *error, *trace, *all;
     if (!told) return result;
+    GONE(foreign_calls);
     PyErr_Fetch(&kind, &error, &trace); /* one that raised may have written all the same */
     all = tuple_of(args, count + (names ? PyTuple_Size(names) : 0));
     PyObject *done = all ? PyObject_CallFunctionObjArgs(told, all, NULL) : NULL;

@@ -436,7 +436,7 @@ static int look(Fast *f, const ApiFacts *facts, Shown *shown) {
             if (keeps && shown->name && (PyList_Append(f->kept, shown->name) || table_put(&f->sites, (uint64_t)code, (uint64_t)lasti,
                 (uint64_t)api, (uint64_t)shown->name))) Py_CLEAR(shown->name);
         }
-        if (sign) shown->name = Py_NewRef(sign);
+        if (sign) GONE(signs), shown->name = Py_NewRef(sign);
         Py_DECREF(code);
         return shown->name ? 0 : -1;
     }
@@ -530,20 +530,20 @@ static PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w)
     Fast *f = m->fast;
     State *s = m->state;
     long flags = facts->flags;
-    if (flags & SILENT) return carry_out(w);
+    if (flags & SILENT) return GONE(silent_calls), carry_out(w);
     if (s->busy && s->in_c) return carry_out(w); /* our own code asks a tensor */
     if (s->busy) goto slow;                      /* Python of ours, or left behind by it */
     if (!f->active) return carry_out(w);
     if (!(flags & QUICK) || !are_ordinary(f, types)) goto slow;
     int tracing = traces(f);
     if (tracing) return tracing < 0 ? NULL : carry_out(w);
-    if (f->on_module) return carry_out(w);
+    if (f->on_module) return GONE(calls_of_modules_only), carry_out(w);
     PyObject *out = w->kwargs ? PyDict_GetItem(w->kwargs, word[OUT]) : NULL;
     PyObject *inplace = w->kwargs ? PyDict_GetItem(w->kwargs, word[INPLACE]) : NULL;
     int writes = flags & MUTATES || (inplace && inplace != Py_False);
     if ((out && out != Py_None) || (writes && PyDict_Size(f->given[FRESH]))) goto slow;
     if (f->quiet) return carry_out(w);
-    if (flags & LEFT_OUT) return f->sequence++, carry_out(w); /* it has its number, and nothing inside it is recorded */
+    if (flags & LEFT_OUT) return GONE(left_out_calls), f->sequence++, carry_out(w); /* it has its number, and nothing inside it is recorded */
     if (!PyList_Size(s->object[CALLS])) {
         int inside = is_autograd_off();
         if (inside < 0) inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));
@@ -551,6 +551,7 @@ static PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w)
         if (inside) inside = !truth_of(PyObject_CallNoArgs(f->given[INFERENCE])); /* which excludes autograd too */
         if (inside) goto slow;
     }
+    GONE(calls);
     return run_recorded(m, facts, writes, w);
 slow:
     w->is_slow = 1;
@@ -587,7 +588,7 @@ static PyObject *mode_call(Mode *m, PyObject *all, PyObject *none) {
 /* At each call torch asks a mode for this method twice, and the method whose it is, by texts, which Python looks for in every
  * class: the mode is its own method. */
 static PyObject *mode_attribute(PyObject *m, char *name) {
-    if (!strcmp(name, "__torch_function__") || !strcmp(name, "__self__")) return Py_NewRef(m);
+    if (!strcmp(name, "__torch_function__") || !strcmp(name, "__self__")) return GONE(native_attributes), Py_NewRef(m);
     PyObject *text = PyUnicode_FromString(name), *found = text ? PyObject_GenericGetAttr(m, text) : NULL;
     Py_XDECREF(text);
     return found;

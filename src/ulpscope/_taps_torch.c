@@ -259,6 +259,7 @@ int silence_thread(int *was) {
     if (!thread.ready) return 0;
     *was = thread.state();
     thread.set_state(thread.silent);
+    GONE(silenced);
     return 1;
 }
 void restore_thread(int was) { thread.set_state(was); }

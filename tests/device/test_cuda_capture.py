@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import ulpscope
-from ulpscope import native
+from ulpscope import native, taps
 from ulpscope.dtypes import dtype_named
 from ulpscope.records import Stats, Value
 
@@ -340,3 +340,13 @@ def test_a_forked_child_that_computes_on_the_cpu_is_recorded_beside_its_parent_o
     parent, other = ulpscope.open_run(tmp_path / "run")
     assert {"sin", "tan"} <= {call.name for call in parent.ids()} and parent.ending == "complete"
     assert [call.name for call in other.ids()] == ["ones", "cos"] and other.ending == "complete"
+
+
+def test_every_fast_way_of_a_device_is_gone(tmp_path: Path) -> None:
+    assert taps.C is not None
+    before = taps.C.ways()
+    model, value = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).cuda(), torch.randn(3, 8, device="cuda")
+    with ulpscope.capture(tmp_path / "run", model=model, level="mix"):
+        model(value).sum().backward()
+    after = taps.C.ways()
+    assert all(after[way] > before[way] for way in ("queued", "launches", "device_rows", "copies_back"))

@@ -112,6 +112,7 @@ def test_what_an_extension_was_given_is_measured_anew(
     if module is not None:
         fill_often(0.0)
         before = (getattr(module, name), hash(getattr(module, name)))
+    gone = taps.C.ways()["foreign_calls"] if taps.C is not None else 0
     with ulpscope.capture(tmp_path / "run", model=model, level=level):
         model(data)
         data.abs()
@@ -127,6 +128,7 @@ def test_what_an_extension_was_given_is_measured_anew(
             fill(-1.0)
         model(data)
         data.abs()
+    assert taps.C is not None and taps.C.ways()["foreign_calls"] - gone == 101
     found = largest(tmp_path / "run")
     expected = [0.0, 1.0, 2.0, -1.0]
     assert list(dict.fromkeys(found)) == expected and found == sorted(found, key=expected.index)
