@@ -71,7 +71,7 @@ class Build(build_ext):
 def extension(name: str, *flags: str, includes: tuple[str, ...] = ()) -> Extension:
     return Extension(
         f"ulpscope.{name}",
-        sources=[f"src/ulpscope/{name.replace('.', '/')}.c"],
+        sources=[f"src/ulpscope/{name}.c"],
         depends=[f"src/ulpscope/{include}" for include in ("_abi.h", *includes)],
         py_limited_api=limited_api,
         define_macros=[("Py_LIMITED_API", "0x030a0000")],
@@ -99,14 +99,11 @@ setup(
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
         extension("_native", includes=("_cpu.h", "_crc.h", "_half.h", "_measure.h")),
-        extension("_making"),
         extension(
             "_pairs", "-ffp-contract=off", includes=("_cpu.h", "_crc.h", "_half.h", "_pairs_kernels.h", "_pairs_near.h")
         ),
         # One unit that calls itself without a detour.
         extension("_taps", "-fvisibility=hidden", *direct, includes=("_taps.h", "_measure.h", *parts)),
-        extension("store.formats._leaves"),
-        extension("report._cells"),
     ],
     options={"bdist_wheel": tag()},
 )

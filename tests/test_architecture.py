@@ -24,8 +24,6 @@ VOCABULARY = NUMBERS | {
     "config",
     "errors",
     "own_threads",
-    "making",
-    "_making",
     "_taps",
     "taps",
     "parts",

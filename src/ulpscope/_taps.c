@@ -340,6 +340,7 @@ static PyObject *file_frames(PyObject *module, PyObject *args) {
     unsigned long long begun;
     int files[5], failed;
     if (!PyArg_ParseTuple(args, "y*(iiiii)K", &data, files, files + 1, files + 2, files + 3, files + 4, &begun)) return NULL;
+    GONE(filed);
     Run *runs = calloc(5, sizeof *runs);
     uint64_t filed = begun;
     Py_ssize_t end = 0;
@@ -490,7 +491,20 @@ static int execute(PyObject *module) {
            add_type(module, "Lane", &lane_spec, &lane_type) || add_type(module, "Around", &around_spec, NULL) ||
            add_type(module, "Arrival", &arrival_spec, NULL) || add_type(module, "Gate", &gate_spec, &gate_type);
 }
+uint64_t ways_gone[ALL_WAYS];
+static PyObject *ways(PyObject *module, PyObject *none) {
+#define WAY_NAME(name) #name,
+    static const char *const names[] = {WAYS(WAY_NAME)};
+    PyObject *found = PyDict_New();
+    for (int i = 0; found && i < ALL_WAYS; i++) {
+        PyObject *count = PyLong_FromUnsignedLongLong(ways_gone[i]);
+        if (!count || PyDict_SetItemString(found, names[i], count)) Py_CLEAR(found);
+        Py_XDECREF(count);
+    }
+    return found;
+}
 static PyMethodDef functions[] = {
+    {"ways", ways, METH_NOARGS, "How often each fast way was gone in this process."},
 #ifndef _WIN32
     {"file_frames", file_frames, METH_VARARGS, "Writes frames into the files of their tables."},
 #endif
@@ -500,10 +514,7 @@ static PyMethodDef functions[] = {
     "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
     {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
     {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
-    {"learn_stack", learn_stack, METH_O, "Whether the mode on top of the stack can be found, taken off and put on without Python."},
-    {"build_doors", build_doors, METH_VARARGS, "Makes ready for functions and attributes of torch to begin here; how many of each, and of how many it is known what they tell."},
     {"watch_foreign", watch_foreign, METH_VARARGS, "More functions that take tensors, ranges of memory that may be written, and who is told of a call of any, with its arguments, when it has ended, or None; gives those that cannot be watched."},
-    {"open_doors", open_doors, METH_O, "Which of them do: 0 none, 1 those of which that is known, 2 all."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
     {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
     {NULL, NULL, 0, NULL}};
@@ -518,7 +529,7 @@ PyMODINIT_FUNC PyInit__taps(void) { return PyModuleDef_Init(&definition); }
 #include "_taps_modules.c"
 #include "_taps_fast.c"
 #include "_taps_backward.c"
-#include "_taps_doors.c"
+#include "_taps_foreign.c"
 #include "_taps_edges.c"
 #include "_taps_gate.c"
 #include "_taps_gauge.c"

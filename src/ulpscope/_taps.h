@@ -1,7 +1,7 @@
 /* What the files of the capture's hot path share: _taps.c (frames, calls), _taps_numbers.c (names, stacks, values),
  * _taps_modes.c (calls and the function mode), _taps_modules.c (modules), _taps_fast.c (what Python calls),
  * _taps_backward.c (gradients), _taps_edges.c (the graph), _taps_gauge.c (tensors on a device), _taps_torch.c (torch
- * without Python), _taps_gate.c (the lock), _taps_doors.c (calls on their way into torch). */
+ * without Python), _taps_gate.c (the lock), _taps_foreign.c (functions of extensions). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
 #include "_abi.h"
@@ -24,6 +24,18 @@ enum {
 extern PyObject *word[WORDS];
 #define GET(object, name) PyObject_GetAttr(object, word[name])
 #define ASK(object, name) PyObject_CallMethodObjArgs(object, word[name], NULL)
+
+/* What has a way of its own here that is faster than the general one, and how often each was gone in this process. A way that no
+ * command of a user's comes to should go: a test asks. */
+#define WAYS(X) \
+    X(calls) X(silent_calls) X(calls_of_modules_only) X(left_out_calls) X(signs) X(known_stacks) X(native_attributes) \
+    X(known_scalars) X(direct_tensors) X(known_forms) X(known_tensors) X(known_parts) X(measured) X(resizable) \
+    X(modules) X(known_modules) X(native_edges) X(single_nodes) X(several_nodes) X(older_nodes) X(hung) \
+    X(hooks) X(parts) X(arrivals) X(silenced) X(foreign_calls) X(filed) X(queued) X(launches) X(device_rows) X(copies_back)
+#define WAY_NUMBER(name) WAY_##name,
+enum { WAYS(WAY_NUMBER) ALL_WAYS };
+extern uint64_t ways_gone[ALL_WAYS];
+#define GONE(name) (ways_gone[WAY_##name]++)
 
 /* Three numbers to one; the first is never 0. */
 typedef struct {
@@ -82,7 +94,6 @@ typedef struct {
     PyObject *object[STATE_OBJECTS];
     long long number, compiled, handling; /* handling: calls that our mode has been given, which is off meanwhile */
     char busy, in_c; /* whether our own code runs on the thread, and whether it is C, which no frame tells */
-    struct Meeting *meeting; /* of _taps_doors.c */
 } State;
 
 /* A text of a dump: its bytes stay, its number belongs to one step. */
@@ -132,7 +143,6 @@ typedef struct {
     char in_c; /* whether the thread that holds the gate is in C, where no frame tells of it */
     unsigned roles;
     long measure_flags;
-    uint64_t number; /* of all that there have been; from 1 */
     uint32_t epoch, counted; /* of the numbers, and of the counters of names */
     uint64_t sequence, threads;
     struct ApiFacts *apis;
@@ -198,19 +208,11 @@ void *found_in(const char *library, const char *name);
 int is_grad_on(void); /* these are -1 where only Python can say */
 int is_tracing(void);
 int is_autograd_off(void);
-/* The modes of a thread. Held: one that was taken off, in torch's own hands, which keep it. */
-typedef struct {
-    void *word[3];
-} Held;
 typedef struct {
     PyObject_HEAD
     Fast *fast;
     State *state;
 } Mode;
-Mode *mode_alone(void); /* ours, borrowed, if it is on, is heard, and there is no other; NULL where only Python can say */
-Held take_mode_off(void);
-void put_mode_on(Held *);
-PyObject *learn_stack(PyObject *module, PyObject *mode);
 typedef struct {
     PyObject *made;
     int native, was;
@@ -271,31 +273,15 @@ int border(Fast *, PyObject *kind, PyObject *name, int is_backward);
 State *state_here(Fast *);
 int follows(Fast *, Call *);
 void drop_apis(Fast *);
-extern PyObject *asked_class; /* of our modes */
 PyObject *asked_mode(PyObject *module, PyObject *above);
-/* How a call is carried out: as torch tells of it, or straight, where it came through a door. */
-typedef struct {
-    PyObject *func, *args, *kwargs;
-    PyObject *(*direct)(PyObject *, PyObject *, PyObject *);
-    PyObject *self, *rest;
-    PyObject *sign; /* as the method of an operator is called, or NULL */
-    char is_slow; /* set where Python must do it */
-} Way;
 /* What is asked of a function at each of its calls; names.py has the whole of it. What it holds stays; where it lies may change
  * whenever Python runs: it is copied before. */
 typedef struct ApiFacts {
     PyObject *api, *kind, *name;
     long flags;
 } ApiFacts;
-const ApiFacts *facts_of(Fast *, PyObject *api, size_t *number);
-const ApiFacts *api_at(const Fast *, size_t number);
-PyObject *handle(Mode *, const ApiFacts *, PyObject *types, Way *);
-int is_let_through(const Mode *, const ApiFacts *);
 
-/* Of _taps_doors.c. */
-void meet_mode(State *, PyObject *func, PyObject *args, PyObject *kwargs, int is_silent);
-PyObject *build_doors(PyObject *module, PyObject *args);
-PyObject *open_doors(PyObject *module, PyObject *wanted);
+/* Of _taps_foreign.c. */
 PyObject *watch_foreign(PyObject *module, PyObject *args);
 
 /* Of _taps_gate.c. */

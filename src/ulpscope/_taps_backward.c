@@ -103,6 +103,7 @@ static PyObject *hook_call(Hook *h, PyObject *args, PyObject *kwargs) {
     Py_INCREF(h); /* whatever runs inside */
     int entered = inside(h->fast, &here), failed = entered < 0;
     if (entered > 0) {
+        GONE(hooks);
         PyObject *in = gradients_at(args, 0), *out = in ? gradients_at(args, 1) : NULL;
         failed = !out || hook_show(h, here.state, in, out);
         Py_XDECREF(in), Py_XDECREF(out);
@@ -244,6 +245,7 @@ static PyObject *part_call(Part *part, PyObject *args, PyObject *kwargs) {
     Py_INCREF(part); /* and with it the pass, whatever runs inside */
     int entered = inside(part->pass->fast, &here), failed = entered < 0;
     if (entered > 0) {
+        GONE(parts);
         PyObject *grads = gradients_at(args, 0);
         failed = !grads || part_show(part, here.state, grads);
         Py_XDECREF(grads);
@@ -408,6 +410,7 @@ static PyObject *hang_natively(void *node, int before, PyObject *hook) {
     if (!answer && (answer = PyTuple_Pack(2, Py_None, Py_None))) PyObject_GC_UnTrack(answer); /* nobody else may hold it */
     if (!has_registrar() || !answer || (!spare && !(spare = new_table()))) return NULL;
     PyObject *handle = node_hang(node, before, hook, registrar);
+    if (handle) GONE(hung);
     int is_ours = handle && !PyTuple_SetItem(answer, 0, Py_NewRef(Py_None));
     if (handle && !is_ours) PyErr_Clear();
     if (!is_ours) Py_CLEAR(answer);
@@ -449,6 +452,7 @@ static Pass *new_pass(Fast *f, const Call *c) {
 static int arm_several(Fast *f, Call *c, int64_t sequence, const Root *roots, size_t root_count, const Edges *e) {
     Pass *p = new_pass(f, c);
     if (!p) return -1;
+    GONE(several_nodes);
     Nodes nodes;
     nodes.list = nodes.few, nodes.count = 0, nodes.room = FEW, nodes.met = (Table){0}, nodes.native = e->native;
     Children children = {0};
@@ -504,6 +508,7 @@ static int arm_single(Fast *f, Call *c, int64_t sequence, const Root *root, cons
         }
     }
     if (!(hook = new_hook(f, c, root->output, root->outputs, children.count, 0))) goto done;
+    GONE(single_nodes);
     for (size_t at = 0; at < children.count; at++) {
         int turn = 0, found = -1;
         if (child_at(&children, at, &child)) goto done;
@@ -571,6 +576,7 @@ static int arm_passed(Fast *f, const Call *c, const Root *root, int native) {
     Part *part = p ? new_part(p, root->outputs, root->output) : NULL;
     int status = part ? 0 : -1;
     if (part) {
+        GONE(older_nodes);
         part->passed = p->expected = p->left = 1;
         status = hang(root->node, native, 1, (PyObject *)part);
     }

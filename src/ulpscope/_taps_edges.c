@@ -54,6 +54,7 @@ int find_edges(Fast *f, Edges *e, PyObject *args, PyObject *kwargs, int peek, in
     int failed = 0;
     e->list = e->few, e->room = FEW_EDGES, e->count = 0;
     e->native = (char)native, e->are_known = 1;
+    if (native) GONE(native_edges);
     for (Py_ssize_t at = 0, size = PyTuple_Size(args); !failed && at < size; at++) {
         value = PyTuple_GetItem(args, at);
         if (!is_tensor(f, value) && is_plain(f, value)) continue;

@@ -43,8 +43,7 @@ static int fast_init(Fast *f, PyObject *args, PyObject *kwargs) {
     for (size_t i = 0; i < sizeof dicts / sizeof *dicts; i++)
         if (!(*dicts[i] = PyDict_New())) return -1;
     static long long made;
-    f->number = (uint64_t)++made;
-    if (!(f->key = PyUnicode_FromFormat("ulpscope %lld", made)) || !(f->nowhere = PyTuple_New(0)) ||
+    if (!(f->key = PyUnicode_FromFormat("ulpscope %lld", ++made)) || !(f->nowhere = PyTuple_New(0)) ||
         !(f->kept = PyList_New(0)) || grow(&f->chains, &f->chain_room, 1, sizeof *f->chains)) return -1;
     f->chains[0] = (Chain){NULL, 0}, f->chain_count = 1;
     memset(f->places, 0xFF, sizeof f->places);

@@ -113,6 +113,7 @@ PyObject *copy_back(PyObject *module, PyObject *args) {
     void *queue = (void *)(uintptr_t)stream;
     int done = copier && recorder && !copier((void *)(uintptr_t)to, from, (size_t)size, queue) &&
         !recorder((void *)(uintptr_t)event, queue);
+    if (done) GONE(copies_back);
     return PyBool_FromLong(done);
 }
 static int is_ready(const Kernel *kernel) { return kernel && kernel->function && launcher; }
@@ -145,6 +146,7 @@ static int launch_alike(Lane *l, int first) {
     uint64_t rest[] = {(uint64_t)(uintptr_t)others, (uint64_t)several, others[0], l->places, l->residues, l->weights};
     memcpy(numbers + count, rest, sizeof rest), count += (int)(sizeof rest / sizeof *rest);
     if (several > 1) l->told += (unsigned)several; /* until the answers are back: it is read when the kernel runs */
+    GONE(launches);
     return launch(kernel, (unsigned)programs, l->stream, numbers, count);
 }
 /* Lets go of what waits, from a copy: a finalizer may have something measured. */
@@ -197,6 +199,7 @@ int64_t queue_measure(Fast *f, PyObject *lane_object, PyObject *recipe_object, P
     ((uint32_t *)(uintptr_t)lane->numbers)[lane->count] = (uint32_t)number;
     memcpy((char *)(uintptr_t)lane->about + ABOUT_BYTES * lane->count, recipe->about, ABOUT_BYTES);
     lane->used += recipe->room, lane->count++;
+    GONE(queued);
     if (f->queued != lane) f->queued = (Lane *)Py_NewRef(lane_object);
     return (f->in_c && gate_is_held(f->gate)) || !launch_queued(f) ? number : -1;
 }
@@ -363,5 +366,6 @@ PyObject *rows_of(PyObject *module, PyObject *args) {
     }
     PyBuffer_Release(&answers), PyBuffer_Release(&about), PyBuffer_Release(&rows), PyBuffer_Release(&sketches);
     if (!good) return PyErr_SetString(PyExc_ValueError, "answers, rows and sketches do not agree"), NULL;
+    GONE(device_rows);
     return PyLong_FromSize_t(size);
 }

@@ -299,10 +299,8 @@ int follows(Fast *f, Call *c) {
 
 /* --- the mode ---------------------------------------------------------------------------------------------------- */
 
-const ApiFacts *api_at(const Fast *f, size_t number) { return f->apis + number; }
-const ApiFacts *facts_of(Fast *f, PyObject *api, size_t *number) {
+static const ApiFacts *facts_of(Fast *f, PyObject *api) {
     uint64_t *at = table_find(&f->apis_at, (uint64_t)api, 0, 0);
-    if (number) *number = at ? (size_t)*at : f->api_count;
     if (at) return f->apis + *at;
     PyObject *kind = GET(api, KIND), *name = kind ? GET(api, NAME) : NULL;
     long flags = name ? (long)number_of(GET(api, FAST)) : 0;
@@ -314,9 +312,10 @@ const ApiFacts *facts_of(Fast *f, PyObject *api, size_t *number) {
     f->apis[f->api_count] = (ApiFacts){Py_NewRef(api), kind, name, flags};
     return f->apis + f->api_count++;
 }
-/* Of the next calls of a function of which none is wanted nothing is made. */
-static void leave_out(Fast *f, const ApiFacts *facts, const Call *c) {
-    if (f->all_free || !c->epoch || facts->flags & (SIGNED | FUNCTIONAL) || c->name != facts->name || choice_of(f, c) != NONE_WANTED)
+/* Of the next calls of a function of which none is wanted nothing is made, if no Python runs inside it. */
+static void leave_out(Fast *f, const ApiFacts *facts, PyObject *func, const Call *c) {
+    int builtin = Py_TYPE(func) == &PyMethodDescr_Type || PyCFunction_CheckExact(func);
+    if (!builtin || f->all_free || !c->epoch || facts->flags & (SIGNED | FUNCTIONAL) || c->name != facts->name || choice_of(f, c) != NONE_WANTED)
         return;
     uint64_t *at = table_find(&f->apis_at, (uint64_t)facts->api, 0, 0);
     if (at) f->apis[*at].flags |= LEFT_OUT;
@@ -358,7 +357,7 @@ done:
 }
 /* How the caller wrote a sign, where that follows from his code, or from one of his variables; NULL and no error where Python must
  * look. */
-static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t lasti, PyObject *code, PyObject *args, PyObject *own) {
+static PyObject *sign_at(Fast *f, PyObject *frame, const ApiFacts *facts, int64_t lasti, PyObject *code, PyObject *args) {
     uint64_t *found = table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, 0);
     PyObject *sign;
     if (!found) {
@@ -368,9 +367,9 @@ static PyObject *sign_at(Fast *f, PyObject *frame, PyObject *api_name, int64_t l
         Py_DECREF(sign);
         if (table_put(&f->sites, (uint64_t)code, (uint64_t)lasti, 0, (uint64_t)sign)) return NULL;
     } else sign = (PyObject *)*found;
-    if (sign == Py_None) return api_name;
-    if (sign == Py_False) { /* a sign that writes: what it is called follows from the method */
-        found = own ? table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, (uint64_t)own) : NULL;
+    if (sign == Py_None) return facts->name;
+    if (sign == Py_False) { /* a sign that writes: what it is called follows from the function */
+        found = table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, (uint64_t)facts->api);
         return found ? (PyObject *)*found : NULL;
     }
     if (!PyTuple_CheckExact(sign)) return sign;
@@ -390,7 +389,7 @@ typedef struct {
 } Shown;
 
 /* Whom the call belongs to, and its arguments as he wrote them. All references are owned. */
-static int look(Fast *f, const ApiFacts *facts, PyObject *own, Shown *shown) {
+static int look(Fast *f, const ApiFacts *facts, Shown *shown) {
     PyObject *api = facts->api, *api_name = facts->name;
     long flags = facts->flags;
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *back;
@@ -433,15 +432,15 @@ static int look(Fast *f, const ApiFacts *facts, PyObject *own, Shown *shown) {
         kind = code_class(f, code);
         int64_t lasti = frame_lasti(shown->frame);
         PyObject *sign = kind < 0 || PyErr_Occurred() ? NULL : kind & IN_TORCH ? NULL : sign_at(f, shown->frame,
-            api_name, lasti, code, shown->args, own);
+            facts, lasti, code, shown->args);
         if (!sign && !PyErr_Occurred()) {
-            uint64_t *site = own && !(kind & IN_TORCH) ? table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, 0) : NULL;
+            uint64_t *site = kind & IN_TORCH ? NULL : table_find(&f->sites, (uint64_t)code, (uint64_t)lasti, 0);
             int keeps = site && (PyObject *)*site == Py_False;
             shown->name = PyObject_CallMethodObjArgs(f->given[NAMES], word[SPELLING], api, shown->frame, shown->args, NULL);
             if (keeps && shown->name && (PyList_Append(f->kept, shown->name) || table_put(&f->sites, (uint64_t)code, (uint64_t)lasti,
-                (uint64_t)own, (uint64_t)shown->name))) Py_CLEAR(shown->name);
+                (uint64_t)api, (uint64_t)shown->name))) Py_CLEAR(shown->name);
         }
-        if (sign) shown->name = Py_NewRef(sign);
+        if (sign) GONE(signs), shown->name = Py_NewRef(sign);
         Py_DECREF(code);
         return shown->name ? 0 : -1;
     }
@@ -450,37 +449,12 @@ static int look(Fast *f, const ApiFacts *facts, PyObject *own, Shown *shown) {
 }
 static void drop(Shown *shown) { Py_CLEAR(shown->args); Py_CLEAR(shown->kwargs); Py_CLEAR(shown->frame); Py_CLEAR(shown->name); }
 
-static PyObject *carry_out(const Way *w) {
-    return w->direct ? w->direct(w->self, w->rest, w->kwargs) : PyObject_Call(w->func, w->args, w->kwargs);
-}
-/* Whether torch could not make anything of the arguments: then its own way would have told nobody of the call. Of an operator that
- * gives no answer, it could of tensors and numbers; of others its error tells, which comes from no Python and begins with the name. */
-static int is_refused(const Fast *f, const Way *w, PyObject *result) {
-    if (!w->direct || (result ? result != Py_NotImplemented : !PyErr_ExceptionMatches(PyExc_TypeError))) return 0;
-    for (Py_ssize_t at = 0; result && at < PyTuple_Size(w->args); at++) {
-        PyObject *value = PyTuple_GetItem(w->args, at);
-        if (!is_tensor(f, value) && !PyLong_Check(value) && !PyFloat_Check(value)) return 1;
-    }
-    if (result) return 0;
-    Raised r = take_raised();
-    PyObject *text = r.trace ? NULL : PyObject_Str(r.error), *name = text ? GET(w->func, TYPE_NAME) : NULL, *begin = NULL;
-    if (name) begin = PyUnicode_FromFormat("%U(", name);
-    int refused = begin && (PyUnicode_Tailmatch(text, begin, 0, PY_SSIZE_T_MAX, -1) == 1);
-    if (!refused && text) {
-        PyObject *element = PyUnicode_FromString("expected Tensor as element");
-        refused = element && PyUnicode_Tailmatch(text, element, 0, PY_SSIZE_T_MAX, -1) == 1;
-        Py_XDECREF(element);
-    }
-    Py_XDECREF(text), Py_XDECREF(name), Py_XDECREF(begin);
-    PyErr_Clear();
-    PyErr_Restore(r.kind, r.error, r.trace);
-    return refused;
-}
-/* A call that has only just begun was none. */
-static void take_back(Fast *f, const Call *c) {
-    uint32_t *count = c->epoch == f->epoch && c->named >= 0 ? f->named[c->named].count : NULL;
-    if (count && *count == (uint32_t)c->index + 1 && f->sequence == (uint64_t)c->seq + 1) --*count, f->sequence--;
-}
+/* What torch tells of a call. */
+typedef struct {
+    PyObject *func, *args, *kwargs;
+    char is_slow; /* set where Python must do it */
+} Way;
+static PyObject *carry_out(const Way *w) { return PyObject_Call(w->func, w->args, w->kwargs); }
 static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const Way *w) {
     Fast *f = m->fast;
     State *s = m->state;
@@ -493,7 +467,7 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     int follow = 0, entered = enter(f, s);
     edges.are_known = 0;
     if (entered <= 0) goto end;
-    if (!look(f, facts, w->sign, &shown)) c = shown.is_apart ? unwanted_call(f, api_kind, shown.name, 0) : open_call(f, s, api_kind,
+    if (!look(f, facts, &shown)) c = shown.is_apart ? unwanted_call(f, api_kind, shown.name, 0) : open_call(f, s, api_kind,
         shown.name, shown.frame, 0, 0);
     if (c && c->wanted) {
         int failed = 0;
@@ -505,7 +479,7 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
             failed = show_named(f, c, INPUT, key, value);
     }
     if (c && !PyErr_Occurred()) {
-        leave_out(f, facts, c);
+        leave_out(f, facts, w->func, c);
         follow = follows(f, c);
         if (follow > 0 && writes) find_edges(f, &edges, shown.args, shown.kwargs, 0, is_graph_known() && !f->node_order);
     }
@@ -526,17 +500,6 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     PyErr_Fetch(&kind, &error, &trace);
     if (depth > 0 && PyList_SetSlice(s->object[CALLS], depth - 1, depth, NULL)) PyErr_Clear();
     PyErr_Restore(kind, error, trace);
-    if (is_refused(f, w, result)) {
-        take_back(f, c);
-        goto end;
-    }
-    if (w->direct && result == Py_NotImplemented) { /* what torch makes of an error, which is lost */
-        PyErr_SetString(PyExc_TypeError, "the operator gave no answer");
-        close_raised(f, c);
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear();
-        else Py_CLEAR(result); /* a newer one has come */
-        goto end;
-    }
     if (!result) {
         close_raised(f, c);
         goto end;
@@ -568,31 +531,25 @@ static int are_ordinary(const Fast *f, PyObject *types) {
             return 0;
     return size >= 0;
 }
-/* Whether nothing is done about a call but to let it run, whatever its arguments are. */
-int is_let_through(const Mode *m, const ApiFacts *facts) {
-    int ours = m->state->busy && !m->state->in_c; /* Python of ours, or left behind by it */
-    return facts->flags & SILENT || (m->fast->on_module && facts->flags & QUICK && !ours);
-}
-/* Without types no class of tensors has a say. */
-PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
+static PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
     Fast *f = m->fast;
     State *s = m->state;
     long flags = facts->flags;
-    if (flags & SILENT) return carry_out(w);
+    if (flags & SILENT) return GONE(silent_calls), carry_out(w);
     if (s->busy && s->in_c) return carry_out(w); /* our own code asks a tensor */
     if (s->busy) goto slow;                      /* Python of ours, or left behind by it */
     if (!f->active) return carry_out(w);
-    if (!(flags & QUICK) || (types && !are_ordinary(f, types))) goto slow;
+    if (!(flags & QUICK) || !are_ordinary(f, types)) goto slow;
     int tracing = traces(f);
     if (tracing) return tracing < 0 ? NULL : carry_out(w);
-    if (f->on_module) return carry_out(w);
+    if (f->on_module) return GONE(calls_of_modules_only), carry_out(w);
     PyObject *out = w->kwargs ? PyDict_GetItem(w->kwargs, word[OUT]) : NULL;
     PyObject *inplace = w->kwargs ? PyDict_GetItem(w->kwargs, word[INPLACE]) : NULL;
     int writes = flags & MUTATES || (inplace && inplace != Py_False);
     if (out && out != Py_None) goto slow;
     if (PyTuple_Size(w->args) && may_be_unwritten(f, PyTuple_GetItem(w->args, 0))) goto slow;
     if (f->quiet) return carry_out(w);
-    if (flags & LEFT_OUT && w->direct) return f->sequence++, carry_out(w); /* it has its number, and nothing inside it is recorded */
+    if (flags & LEFT_OUT) return GONE(left_out_calls), f->sequence++, carry_out(w); /* it has its number, and nothing inside it is recorded */
     if (!PyList_Size(s->object[CALLS])) {
         int inside = is_autograd_off();
         if (inside < 0) inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));
@@ -600,6 +557,7 @@ PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w) {
         if (inside) inside = !truth_of(PyObject_CallNoArgs(f->given[INFERENCE])); /* which excludes autograd too */
         if (inside) goto slow;
     }
+    GONE(calls);
     return run_recorded(m, facts, writes, w);
 slow:
     w->is_slow = 1;
@@ -612,9 +570,8 @@ static PyObject *hear(Mode *m, PyObject *func, PyObject *types, PyObject *args, 
     Way way = {.func = func, .args = args, .kwargs = kwargs == Py_None || (kwargs && !PyDict_Size(kwargs)) ? NULL : kwargs};
     PyObject *api = f && s ? PyDict_GetItemWithError(f->given[APIS], func) : NULL, *result = NULL;
     if (!api) PyErr_Clear(); /* also of a function that cannot be a key */
-    const ApiFacts *found = api ? facts_of(f, api, NULL) : NULL, copy = found ? *found : (ApiFacts){0}, *facts = found ? &copy : NULL;
+    const ApiFacts *found = api ? facts_of(f, api) : NULL, copy = found ? *found : (ApiFacts){0}, *facts = found ? &copy : NULL;
     if (api && !facts) return NULL;
-    if (s && s->meeting) meet_mode(s, func, args, way.kwargs, facts ? !!(facts->flags & SILENT) : -1);
     if (facts && func == s->object[REDISPATCHED]) {
         Py_CLEAR(s->object[REDISPATCHED]);
         return carry_out(&way);
@@ -637,7 +594,7 @@ static PyObject *mode_call(Mode *m, PyObject *all, PyObject *none) {
 /* At each call torch asks a mode for this method twice, and the method whose it is, by texts, which Python looks for in every
  * class: the mode is its own method. */
 static PyObject *mode_attribute(PyObject *m, char *name) {
-    if (!strcmp(name, "__torch_function__") || !strcmp(name, "__self__")) return Py_NewRef(m);
+    if (!strcmp(name, "__torch_function__") || !strcmp(name, "__self__")) return GONE(native_attributes), Py_NewRef(m);
     PyObject *text = PyUnicode_FromString(name), *found = text ? PyObject_GenericGetAttr(m, text) : NULL;
     Py_XDECREF(text);
     return found;
@@ -645,11 +602,9 @@ static PyObject *mode_attribute(PyObject *m, char *name) {
 static PyType_Slot asked_slots[] = {{Py_tp_getattr, mode_attribute}, {Py_tp_getattro, PyObject_GenericGetAttr}, {0, NULL}};
 static PyType_Spec asked_spec = {"ulpscope._taps.AskedMode", 0, 0, Py_TPFLAGS_DEFAULT, asked_slots};
 /* A class of modes, below one of Python's, which has no slot for what is asked by a text. */
-PyObject *asked_class;
 PyObject *asked_mode(PyObject *module, PyObject *above) {
     PyObject *bases = PyTuple_Pack(1, above), *made = bases ? PyType_FromSpecWithBases(&asked_spec, bases) : NULL;
     Py_XDECREF(bases);
-    if (made) set_ref(&asked_class, Py_NewRef(made));
     return made;
 }
 static PyObject *mode_method(Mode *m, PyObject *all) { return mode_call(m, all, NULL); }

@@ -85,7 +85,7 @@ static PyObject *class_name(PyObject *module) {
 static const Known *known_as(Around *a, PyObject *module, PyObject *above) {
     PyTypeObject *type = Py_TYPE(module);
     uint64_t *at = table_find(&a->known, (uint64_t)module, (uint64_t)type, 0);
-    if (at && PyWeakref_GetObject(a->list[*at].weak) == module) return a->list + *at;
+    if (at && PyWeakref_GetObject(a->list[*at].weak) == module) return GONE(known_modules), a->list + *at;
     PyObject *names = GET(a->tap, NAMES_OF), *path = NULL, *full = NULL, *weak = PyWeakref_NewRef(module, NULL);
     if (names && weak) path = PyObject_CallMethodObjArgs(names, word[OF], module, above, NULL);
     PyObject *name = path ? class_name(module) : NULL;
@@ -202,6 +202,7 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     Begun begun = {0};
     Quiet quiet = {0};
     if (enter(f, s) < 0) return NULL;
+    GONE(modules);
     int failed = unheard(f, &quiet) || begin(a, s, frame, args, kwargs, &begun);
     heard_again(&quiet);
     if (failed) begun.follow = 0, failed = border_of(a, PyTuple_GetItem(args, 0));
@@ -320,6 +321,7 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
     int entered = !f->active ? 0 : s ? enter(f, s) : -1;
     if (entered < 0) return NULL;
     if (!entered) Py_RETURN_NONE;
+    GONE(arrivals);
     Quiet quiet = {0};
     PyObject *key = unheard(f, &quiet) ? NULL : PyLong_FromVoidPtr(value), *grad = key ? GET(value, GRAD) : NULL;
     PyObject *owners = grad ? PyDict_GetItemWithError(v->owners, key) : NULL, *all = owners ? PySequence_Tuple(owners) : NULL;

@@ -208,7 +208,7 @@ int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, in
         } else chain = *next;
     }
     uint64_t *known = table_find(&f->stacks, chain + 1, (uint64_t)(above + 1), 0);
-    if (known) result = (int64_t)*known;
+    if (known) GONE(known_stacks), result = (int64_t)*known;
     else {
         if (!f->chains[chain].json) {
             PyObject *told = PyObject_CallMethodObjArgs(f->given[STACKS], word[FRAMES_TEXT], frame, stop ? stop :
@@ -328,6 +328,7 @@ static int kept_row(Fast *f, PyObject *index, PyObject *key, PyObject *value, ui
         if (two < 0 || index_put(index, key, (int64_t)both) || table_put(&f->scalars_met, (uint64_t)key, (uint64_t)index, 0, both))
             return -1;
     } else if (found) both = PyLong_AsUnsignedLongLong(found);
+    if (met) GONE(known_scalars);
     int64_t type = text_number(f, (int64_t)(both >> 32)), text = text_number(f, (int64_t)(both & NONE32));
     row[0] = (uint32_t)type, row[1] = NONE32, row[2] = (uint32_t)text;
     return type < 0 || text < 0 ? -1 : 0;
@@ -413,7 +414,7 @@ static int64_t meta_like(Fast *f, PyObject *value, Direct *d) {
     for (size_t i = 0; i < FORM_HEAD + 2 * dim; i++) mark = (mark ^ (uint64_t)form[i]) * 0xBF58476D1CE4E5B9u, mark ^= mark >> 29;
     uint64_t type = (uint64_t)Py_TYPE(value) | (uint64_t)d->requires_grad;
     uint64_t *found = table_find(&f->forms, mark | 1, d->keys, type);
-    if (found && f->metas[*found].form[0] == d->dim && !memcmp(f->metas[*found].form, form, size)) return (int64_t)*found;
+    if (found && f->metas[*found].form[0] == d->dim && !memcmp(f->metas[*found].form, form, size)) return GONE(known_forms), (int64_t)*found;
     int64_t at = meta_at(f, value, d->requires_grad ? Py_True : Py_False);
     if (at < 0 || found || f->metas[at].form) return at; /* two forms with one mark: the second is not kept */
     if (!(f->metas[at].form = malloc(size))) return PyErr_NoMemory(), -1;
@@ -509,6 +510,7 @@ static int64_t measure(Fast *f, PyObject *value, const Meta *meta, uint64_t poin
             frames->sketch_size};
         _Alignas(16) char row[MOST_OF_ROW];
         Py_ssize_t size = function ? (*function)(&asked, row) : -1;
+        GONE(measured);
         return size < 0 ? -1 : frames_measure(frames, row, (size_t)size);
     }
     PyObject *place = PyLong_FromUnsignedLongLong(pointer);
@@ -561,12 +563,14 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     int direct = is_direct(f, value, &d), result = -1, inference = 0;
     int asked = direct ? direct < 0 ? -1 : 0 : ask_tensor(value, &d);
     if (asked) return asked;
+    if (direct) GONE(direct_tensors);
     now.requires_grad = d.requires_grad, now.version = d.version, now.pointer = d.pointer;
     Seen *seen = seen_find(f, &f->seen_at, (uint64_t)value, 0, 0, value);
     if (seen && seen->version == now.version && seen->pointer == now.pointer &&
         seen->requires_grad == now.requires_grad &&
         !is_distrusted(f, seen->memory)) {
         memcpy(row, seen->row, sizeof seen->row);
+        GONE(known_tensors);
         return 0;
     }
     int64_t at = direct ? meta_like(f, value, &d) : meta_at(f, value, d.requires_grad ? Py_True : Py_False);
@@ -601,6 +605,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
             seen = seen_find(f, &f->known, (uint64_t)owner, now.offset + 1, now.layout, owner);
         if (seen && seen->version == now.version) {
             row[1] = seen->row[1];
+            GONE(known_parts);
             result = 0;
             goto done;
         }
@@ -608,6 +613,7 @@ static int tensor_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     /* Where it is measured each time only its memory must be there. */
     int there = !produced && direct && tensor_storage(&d) >= (int64_t)((now.offset + meta->extent) * meta->itemsize) &&
         (!reusable || tensor_is_resizable(&d) == 1);
+    if (there) GONE(resizable);
     if (!produced && !there && !is_safe(f, value, meta, now.offset)) {
         if (PyErr_Occurred()) goto done;
         PyObject *memory = PyLong_FromUnsignedLongLong(now.memory), *told = NULL;

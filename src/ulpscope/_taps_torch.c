@@ -54,18 +54,6 @@ static struct {
     void **(*tracing)(void);
     char (*excluded)(uint16_t);
 } thread;
-/* The modes of a thread. What `pop` returns and `push` takes is a shared pointer of C++, which is returned in memory, as a structure
- * of three words is, and is passed by its address. */
-static struct {
-    int ready;
-    int64_t (*count)(void);
-    void ***(*at)(int64_t);
-    char (*skips)(void);
-    Held (*pop)(void);
-    void (*push)(Held *);
-} modes;
-static int is_skipped(void) { return modes.skips && modes.skips() & 1; }
-static PyObject *mode_at(int64_t at) { return **(PyObject ***)modes.at(at); }
 /* A function of a library that is loaded, or NULL. */
 void *found_in(const char *library, const char *name) {
 #ifdef _WIN32
@@ -151,7 +139,7 @@ PyObject *learn(PyObject *module, PyObject *samples) {
     uint64_t addresses[MOST], keys[MOST];
     Py_ssize_t count = PySequence_Size(samples);
     if (count < 2 || count > MOST) return PyErr_SetString(PyExc_ValueError, "not so many samples"), NULL;
-    torch.ready = storage.ready = graph.ready = thread.ready = modes.ready = 0;
+    torch.ready = storage.ready = graph.ready = thread.ready = 0;
     int good = find_tensors();
     for (Py_ssize_t i = 0; good && i < count; i++) {
         PyObject *sample = PySequence_GetItem(samples, i);
@@ -271,38 +259,13 @@ int silence_thread(int *was) {
     if (!thread.ready) return 0;
     *was = thread.state();
     thread.set_state(thread.silent);
+    GONE(silenced);
     return 1;
 }
 void restore_thread(int was) { thread.set_state(was); }
 int is_grad_on(void) { return thread.ready ? thread.grad_enabled() & 1 : -1; }
 int is_tracing(void) { return thread.ready ? *thread.tracing() != NULL : -1; }
 int is_autograd_off(void) { return thread.ready ? thread.excluded(thread.autograd) & 1 : -1; }
-
-Mode *mode_alone(void) {
-    if (!modes.ready || modes.count() != 1 || thread.state() == thread.silent || is_skipped()) return NULL;
-    PyObject *top = mode_at(0);
-    return (PyObject *)Py_TYPE(top) == asked_class ? (Mode *)top : NULL;
-}
-Held take_mode_off(void) { return modes.pop(); }
-void put_mode_on(Held *held) { modes.push(held); }
-/* A mode that was just put on the stack of this thread: whether it is found there, and can be taken off and put on. */
-PyObject *learn_stack(PyObject *module, PyObject *mode) {
-    const Wanted wanted[] = {{"_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", 0, &modes.count},
-        {"_ZN2at4impl22PythonTorchFunctionTLS12get_stack_atEl", 0, &modes.at},
-        {"_ZN2at4impl22PythonTorchFunctionTLS9pop_stackEv", 0, &modes.pop},
-        {"_ZN2at4impl22PythonTorchFunctionTLS15push_onto_stackESt10shared_ptrIN3c1012SafePyObjectEE", 0, &modes.push}};
-    modes.ready = 0;
-    if (!thread.ready || !find_all(wanted, sizeof wanted / sizeof *wanted)) Py_RETURN_FALSE;
-    void *found = found_in("libtorch_cpu.so", "_ZN2at4impl22PythonTorchFunctionTLS14peek_skip_nextEv");
-    memcpy(&modes.skips, &found, sizeof found); /* older ones skip nothing */
-    int64_t count = modes.count();
-    if (count < 1 || mode_at(count - 1) != mode || is_skipped()) Py_RETURN_FALSE;
-    Held held = modes.pop();
-    int good = modes.count() == count - 1;
-    modes.push(&held);
-    modes.ready = good && modes.count() == count && mode_at(count - 1) == mode && !held.word[0] && !held.word[1];
-    return PyBool_FromLong(modes.ready);
-}
 
 /* A sample of the graph: a tensor that is no view of anything written, the sequence number of its node, and of each child a
  * tensor (None where there is no child), the number of its output, whether it is a leaf. */

@@ -13,10 +13,11 @@ A repeated backward of the same call carries `~1`, `~2` behind its name.
 
 from __future__ import annotations
 
-from ulpscope.making import maker
 from ulpscope.records import CallId, Phase, Role, Slot
 
 MODULE = "Module"
+# The type of a generator of random numbers; its state is told as a text.
+GENERATOR = "torch._C.Generator"
 OPTIMIZER = "Optimizer"
 SAVED = "Saved"
 # Of calls of functions and kernels.
@@ -45,7 +46,6 @@ _ROLES = frozenset({role.value for role in Role} | {"kwargs"})
 _ROLELESS = frozenset({Phase.PARAMETERS_GRAD.value, Phase.DEBUG.value})
 _PHASES = {phase.value: phase for phase in Phase}
 _DEBUG = Phase.DEBUG.value
-_call = maker(CallId)
 
 
 def call_text(call: CallId) -> str:
@@ -67,7 +67,7 @@ def parse_call(text: str) -> CallId:
         # Most calls are of this form.
         kind, name, index, phase = parts
         if phase != _DEBUG:
-            return _call(kind, name, int(index), _PHASES[phase], again)
+            return CallId(kind, name, int(index), _PHASES[phase], again)
     if len(parts) >= 4 and parts[0] in _INDEX_LAST and parts[-1].isdigit() and parts[-2] in _PHASES:
         return CallId(parts[0], ".".join(parts[1:-2]), int(parts[-1]), _PHASES[parts[-2]], again)
     if len(parts) >= 3 and parts[-1] == _DEBUG and parts[-2].isdigit():

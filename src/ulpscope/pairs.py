@@ -37,7 +37,6 @@ from the file again when they are read.
 from dataclasses import dataclass
 
 from ulpscope import pairs_fallback
-from ulpscope.making import maker
 
 try:
     from ulpscope._pairs import contrast, contrast_all, let_go, skip_json
@@ -84,9 +83,6 @@ class Totals:
     ulp: float
 
 
-_totals = maker(Totals)
-
-
 def totals(state: bytearray) -> Totals:
     """What a state says."""
-    return _totals(*added_up(state))
+    return Totals(*added_up(state))

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 import ulpscope
-from ulpscope import native
+from ulpscope import native, taps
 from ulpscope.dtypes import dtype_named
-from ulpscope.frameworks.torch import doors
 from ulpscope.records import Stats, Value
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -251,26 +250,15 @@ def test_without_triton_the_rows_are_the_same(tmp_path: Path, monkeypatch: pytes
             assert left.finite_norm == pytest.approx(right.finite_norm, rel=1e-6)
 
 
-def test_modules_are_measured_once_where_there_are_doors_and_each_time_where_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_are_measured_each_time_without_a_mode(tmp_path: Path) -> None:
     """On the device measuring a value again costs less than a mode that torch tells of every call."""
-    torch.manual_seed(0)
     model, value = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).cuda(), torch.randn(3, 8, device="cuda")
-    found = {}
-    measures = {}
-    for there in (True, False):
-        if not there:
-            monkeypatch.setattr(doors, "are_there", lambda: False)
-        with ulpscope.Capture(tmp_path / str(there), model=model, level="module") as capture:
-            assert torch._C._len_torch_function_stack() == int(there)
-            model(value).sum().backward()
-        dump = ulpscope.open_dump(capture.dumps[0])
-        found[there] = [(call.id, [(item.slot, item.stats) for item in call.values]) for call in dump.calls()]
-        measures[there] = dump.manifest.counts["measures"]
-        model.zero_grad()
-    assert found[False] == found[True]
-    assert measures[True] < measures[False]
+    with ulpscope.Capture(tmp_path / "run", model=model, level="module") as capture:
+        assert torch._C._len_torch_function_stack() == 0
+        model(value).sum().backward()
+    shown = [value.measure for call in ulpscope.open_dump(capture.dumps[0]).calls() for value in call.values]
+    measured = [number for number in shown if number is not None]
+    assert measured and len(set(measured)) == len(measured)
 
 
 @pytest.mark.parametrize("level", ["op", "mix"])
@@ -352,3 +340,13 @@ def test_a_forked_child_that_computes_on_the_cpu_is_recorded_beside_its_parent_o
     parent, other = ulpscope.open_run(tmp_path / "run")
     assert {"sin", "tan"} <= {call.name for call in parent.ids()} and parent.ending == "complete"
     assert [call.name for call in other.ids()] == ["ones", "cos"] and other.ending == "complete"
+
+
+def test_every_fast_way_of_a_device_is_gone(tmp_path: Path) -> None:
+    assert taps.C is not None
+    before = taps.C.ways()
+    model, value = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).cuda(), torch.randn(3, 8, device="cuda")
+    with ulpscope.capture(tmp_path / "run", model=model, level="mix"):
+        model(value).sum().backward()
+    after = taps.C.ways()
+    assert all(after[way] > before[way] for way in ("queued", "launches", "device_rows", "copies_back"))

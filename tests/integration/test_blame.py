@@ -510,3 +510,16 @@ def test_a_tensor_of_a_class_of_its_own_is_judged_by_what_is_inside(tmp_path: Pa
     assert found.inner.tolist() == [3.0] * 4
     rows = [row for path in find_ledgers(tmp_path) for row in read_ledger(path)[1]]
     assert [row.name for row in rows if row.measures] == ["ones", "mul", "add"]
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_generator_that_stood_elsewhere_was_told_differently(tmp_path: Path, skipped: int) -> None:
+    for name, draws in (("good", 0), ("bad", skipped)):
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(draws):
+            torch.rand(1, generator=generator)
+        with ulpscope.ledger(tmp_path / name):
+            torch.rand(4, generator=generator) + 1
+    found = ulp("blame", "bad", "good", cwd=tmp_path)
+    assert ("generator = cpu, seed 1, state " in found.stdout) == bool(skipped), found.stdout
+    assert found.returncode == skipped

@@ -189,3 +189,50 @@ def test_a_seed_that_is_set_after_torch_was_first_called_is_the_one_of_the_run(t
             torch.manual_seed(5)
         assert ulpscope.open_dump(tmp_path / folder).manifest.environment["seeds"] == {"torch": 5}
     assert "seeds" not in compared(tmp_path / "r", tmp_path / "t")[1]
+
+
+def drawn(folder: Path, seed: int, skipped: int) -> Path:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(skipped):
+        torch.rand(1, generator=generator)
+    with ulpscope.capture(folder):
+        (torch.rand(4, generator=generator) + 1).neg()
+    return folder
+
+
+@pytest.mark.parametrize("other", [(2, 0), (1, 1)])
+def test_a_generator_that_stood_elsewhere_is_an_argument_that_differs(other: tuple[int, int], tmp_path: Path) -> None:
+    code, text = compared(drawn(tmp_path / "a", 1, 0), drawn(tmp_path / "b", *other))
+    assert code == 1 and "input.generator is 'cpu, seed 1, state " in text and "The fault is in this call" not in text
+
+
+def test_a_generator_in_one_state_is_the_same_and_its_draws_are_not_changed_by_recording(tmp_path: Path) -> None:
+    code, text = compared(drawn(tmp_path / "a", 1, 3), drawn(tmp_path / "b", 1, 3))
+    assert code == 0, text
+    bare, watched = (torch.Generator().manual_seed(1) for _ in range(2))
+    with ulpscope.capture(tmp_path / "c"):
+        numbers = torch.randn(5, generator=watched)
+    assert torch.equal(numbers, torch.randn(5, generator=bare))
+    assert torch.equal(watched.get_state(), bare.get_state())
+
+
+class Scale:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, scale: Scale) -> Tensor:
+        return x * scale.by
+
+
+def test_a_module_that_got_an_object_is_not_said_to_be_at_fault(tmp_path: Path) -> None:
+    model = Scaled()
+    for name, by in (("a", 1.0), ("b", 1.5)):
+        with ulpscope.capture(tmp_path / name, model=model, level="module"):
+            model(torch.ones(4), Scale(by))
+    code, text = compared(tmp_path / "a", tmp_path / "b")
+    text = " ".join(text.split())
+    assert code == 1 and "input.1 was not recorded" in text
+    assert "lean inputs" not in text and "The fault is in this call" not in text and "introduced" not in text
+    assert "--only" not in text

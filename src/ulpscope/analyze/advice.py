@@ -32,6 +32,7 @@ class Cause(enum.Enum):
     MODULE = "inside of a module"
     FORWARD = "forward"
     BACKWARD = "backward"
+    UNRECORDED = "an argument was not recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ _TEXTS = {
     "was not recorded there: another level (mix) records the calls inside; its own code and settings do the rest.",
     Cause.BACKWARD: "The forward pass agrees; the backward of {call} got the same gradients and gave others. The fault is "
     "in the backward kernel, or it adds in an order that changes from run to run.",
+    Cause.UNRECORDED: "The tensors that {call} got agree, what it gave does not; but {why}. See whether both programs gave it the same "
+    "there, or record what is inside it.",
 }
 
 
@@ -93,8 +96,11 @@ def advise(
     elif not any(each.evidence is Evidence.ELEMENTS for each in first.comparison.values):
         # Statistics say that a tensor differs, elements say where.
         inside = first.call.kind == MODULE  # by its path, with the calls inside it
-        only = f"--level mix --only {first.call.name.rpartition('.')[0]}" if inside else f"--only {first.call.name}"
-        commands.append(f"ulpscope capture -o NEW --tensors --steps {first.step} {only} -- COMMAND")
+        name_only = first.call.name.rpartition(".")[0] if inside else first.call.name
+        only = (" --level mix" if inside else "") + (
+            f" --only {name_only}" if name_only else ""
+        )  # the root has no name
+        commands.append(f"ulpscope capture -o NEW --tensors --steps {first.step}{only} -- COMMAND")
     return Advice(cause, _TEXTS[cause].format(call=name, why=first.text), tuple(commands))
 
 
@@ -114,6 +120,8 @@ def cause_of(finding: Finding) -> Cause:
         if finding.call.kind == KIND and not differing:
             return Cause.COMMUNICATION
         return Cause.PARAMETER if differing and _is_parameter(finding.call, differing[0]) else Cause.OUTSIDE
+    if finding.status is Status.UNSURE:
+        return Cause.UNRECORDED
     if finding.call.kind == KIND:
         return Cause.COMMUNICATION
     if any(_turned_wild(each) for each in outs) and not any(_is_wild(each.target) for each in ins):

@@ -48,6 +48,7 @@ class Search:
         self._written: set[object] = set()
         self._dirty = False
         self._forward: dict[CallId, tuple[bool, float | None]] = {}
+        self._unrecorded: dict[CallId, str] = {}
         self._communication_seq: int | None = None
         self._parent: dict[int, int] = {}
         self._backward: dict[int, int] = {}
@@ -238,6 +239,9 @@ class Search:
             error = _most(values)
             if dirty or error:
                 self._forward[call.id] = dirty, error
+            argument = _unrecorded(_parted(comparison)[0])
+            if argument is not None:
+                self._unrecorded[call.id] = _slot(argument)
 
     # --- one call -----------------------------------------------------------------------------------------------
 
@@ -359,8 +363,22 @@ class Search:
             explained = dirty and (into is None or comparison.match.call.id.name.strip("_") in _UNEVEN)
             status = Status.INHERITED if unsure or explained else Status.INTRODUCED
             self.found.unsure |= unsure
+        if status is not Status.INTRODUCED:
+            return self._finding(status, comparison, into, out, limit, "")
+        argument = self._not_recorded(comparison.match.call.id, ins)
+        if argument:
+            text = f"{argument} was not recorded on both sides, so nobody knows whether the call was asked for the same"
+            return self._finding(Status.UNSURE, comparison, into, out, limit, text)
         text = "clean inputs, other output" if not dirty else "the output differs more than the inputs explain"
-        return self._finding(status, comparison, into, out, limit, text if status is Status.INTRODUCED else "")
+        return self._finding(status, comparison, into, out, limit, text)
+
+    def _not_recorded(self, call: CallId, ins: Sequence[Comparison]) -> str:
+        """An argument of a call, or of the forward of a backward call, that is unknown; empty where there is none."""
+        own = _unrecorded(ins)
+        if own is not None or call.phase is not Phase.BACKWARD:
+            return "" if own is None else _slot(own)
+        forward = self._unrecorded.get(CallId(call.kind, call.name, call.index, Phase.FORWARD))
+        return f"{forward} of its forward" if forward else ""
 
     def _source(self, call: CallId, ins: Sequence[Comparison]) -> Comparison | None:
         """An input that differs although no call of the target wrote it: a weight, a batch, a mask from outside.
@@ -395,7 +413,7 @@ class Search:
     def _note(self, finding: Finding) -> None:
         found, match = self.found, finding.comparison.match
         call = match.call
-        if finding.status in (Status.INTRODUCED, Status.SOURCE):
+        if finding.status in (Status.INTRODUCED, Status.SOURCE, Status.UNSURE):
             # The first ones are kept whatever comes; of the others the heaviest.
             self._begun[call.seq] = finding.status
             found.findings.append(finding)
@@ -477,6 +495,12 @@ def _changed(ins: Sequence[Comparison], rounding: float = 0.0) -> Comparison | N
         if (Code.TYPE in codes or (Code.ARGUMENT in codes and not _same_in(rounding, each))) and not is_group(each):
             return each
     return None
+
+
+def _unrecorded(ins: Iterable[Comparison]) -> Comparison | None:
+    """The first argument, no tensor, of which it is not known whether it is the same on both sides."""
+    kinds = (Level.UNKNOWN, Level.UNMATCHED)
+    return next((each for each in ins if each.verdict.level in kinds and not _is_tensor(each)), None)
 
 
 def _same_in(rounding: float, each: Comparison) -> bool:

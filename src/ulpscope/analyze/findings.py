@@ -27,6 +27,7 @@ class Status(enum.Enum):
     OUTSIDE = "from outside, read by nothing of the model"
     DTYPE = "another dtype"
     UNMATCHED = "unmatched"
+    UNSURE = "differs, and an argument was not recorded"
     UNKNOWN = "unknown"
 
 

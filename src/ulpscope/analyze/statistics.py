@@ -30,6 +30,7 @@ _VERDICTS = {
     Status.DTYPE: Verdict.TOLD,
     Status.INHERITED: Verdict.INHERITED,
     Status.UNMATCHED: Verdict.UNKNOWN,
+    Status.UNSURE: Verdict.UNKNOWN,
     Status.UNKNOWN: Verdict.UNKNOWN,
 }
 _BEST = {evidence: place for place, evidence in enumerate(Evidence)}
@@ -59,8 +60,10 @@ def judged_beside(
             counts[_VERDICTS[status].value] += count
         unknown.update(why for _, why in each.unknown)
         unknown.update(why for _, why in each.alone)
-    findings = tuple(_finding(each, row(each)) for each in origin.findings)
-    first = next((mine for mine, each in zip(findings, origin.findings, strict=True) if each is origin.first), None)
+    known = [each for each in origin.findings if each.status is not Status.UNSURE]
+    unknown.update(f"{call_text(each.call)}: {each.text}" for each in origin.findings if each not in known)
+    findings = tuple(_finding(each, row(each)) for each in known)
+    first = next((mine for mine, each in zip(findings, known, strict=True) if each is origin.first), None)
     return Judgement(
         first,
         findings,

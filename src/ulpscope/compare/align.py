@@ -16,7 +16,6 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ulpscope.compare.comparison import How
-from ulpscope.making import maker
 from ulpscope.naming import MODULE
 from ulpscope.records import CallId, Phase
 from ulpscope.store.reader import Dump
@@ -44,9 +43,6 @@ class Pairing:
     target: int | None
     how: How
     why: str = ""
-
-
-_pairing = maker(Pairing)
 
 
 def align(reference: Dump, target: Dump, by: Align = Align.PLACE) -> list[Pairing]:
@@ -216,7 +212,7 @@ def _in_order(
             yield Pairing(None, place, How.ALONE, "the reference has no such call")
         else:
             same = _plain(left[other]) == _plain(right[place])
-            yield _pairing(other, place, How.NAME if same else how, "")
+            yield Pairing(other, place, How.NAME if same else how, "")
     for rest in alone[next_alone:]:
         yield _left_over(left, rest, names)
 

@@ -33,7 +33,6 @@ from ulpscope.compare.verdict import (
     tensor_verdict,
 )
 from ulpscope.errors import DumpError
-from ulpscope.making import maker
 from ulpscope.naming import value_text
 from ulpscope.native import sketch_relative_l2
 from ulpscope.records import CallId, CallRecord, Value
@@ -51,7 +50,6 @@ _PARTLY = "its indices, offsets or scales are not in the dump: an older ulpscope
 _WINDOW = 64
 _KEPT = 4096
 _slot_of = attrgetter("slot")
-_match, _comparison, _call_comparison = maker(Match), maker(Comparison), maker(CallComparison)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ def _drafts(
 ) -> tuple[Match, list[_Draft | Comparison]]:
     left = None if pairing.reference is None else reference.nth(pairing.reference)
     right = None if pairing.target is None else target.nth(pairing.target)
-    match = _match(left, right, pairing.how, pairing.why)
+    match = Match(left, right, pairing.how, pairing.why)
     if left is not None and right is not None and not mapping and _slot_by_slot(left.values, right.values):
         return match, list(map(pairs.draft, repeat(match), left.values, right.values))
     unused = {} if left is None else {value.slot: value for value in left.values}
@@ -164,7 +162,7 @@ class _Pairs:
             return _alone(match, left, right)
         if left.shape is None or right.shape is None:
             verdict = _plain_verdict(left, right)
-            return _comparison(match, right.slot, left, right, Evidence.SCALAR, verdict, None, 0.0, None)
+            return Comparison(match, right.slot, left, right, Evidence.SCALAR, verdict, None, 0.0, None)
         if left.shape != right.shape:
             text = f"{_sizes(left)} in the reference, {_sizes(right)} in the target"
             verdict = Verdict(Level.FAIL, (Code.SHAPE,), text)
@@ -191,7 +189,7 @@ class _Pairs:
             return _by_the_rest(match, left, right, lost)
         evidence, error = _weigh(left, right, sketch)
         verdict = tensor_verdict(left, right, evidence, error)
-        return _comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right), None)
+        return Comparison(match, right.slot, left, right, evidence, verdict, error, rounding_of(left, right), None)
 
     def _form(self, match: Match, left: Value, right: Value) -> Comparison | None:
         """The comparison of two odd tensors that are not made alike: what their elements are says nothing then."""
@@ -240,7 +238,7 @@ class _Pairs:
 def _finished(waiting: tuple[Match, Sequence[_Draft | Comparison]]) -> CallComparison:
     match, drafts = waiting
     values = [each if isinstance(each, Comparison) else _read_through(each) for each in drafts]
-    return _call_comparison(match, tuple(values))
+    return CallComparison(match, tuple(values))
 
 
 def _read(each: _Draft | Comparison) -> Comparison:
@@ -258,7 +256,7 @@ def _read_through(draft: _Draft) -> Comparison:
     if not contrast.same_places:
         verdict = Verdict(verdict.level, (Code.NOT_FINITE, *verdict.codes[1:]), verdict.text)
     rounding = rounding_of(left, right)
-    return _comparison(match, right.slot, left, right, Evidence.ELEMENTS, verdict, size, rounding, contrast)
+    return Comparison(match, right.slot, left, right, Evidence.ELEMENTS, verdict, size, rounding, contrast)
 
 
 def _by_the_rest(match: Match, left: Value, right: Value, lost: str) -> Comparison:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ulpscope import pairs, pairs_fallback, parts
 from ulpscope.dtypes import DType, dtype_named
-from ulpscope.making import maker
 
 Array = NDArray[Any]
 
@@ -227,12 +226,9 @@ def _parts(values: Array) -> Array:
     return np.ascontiguousarray(values).view(np.float64)
 
 
-_contrast = maker(Contrast)
-
-
 def _contrast_of(found: pairs.Totals, lengths: _Lengths) -> Contrast:
     # In the order of the fields.
-    return _contrast(
+    return Contrast(
         found.count,
         found.count - found.either,
         found.differing,

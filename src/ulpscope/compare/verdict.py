@@ -118,7 +118,7 @@ def scalar_verdict(reference: Value, target: Value) -> Verdict:
         return Verdict(Level.WARN, (Code.DTYPE,), f"{reference.scalar} in the reference, {target.scalar} in the target")
     if reference.type != target.type and not _numbers(reference, target):
         return Verdict(Level.FAIL, (Code.TYPE,), f"{reference.type} in the reference, {target.type} in the target")
-    if reference.scalar is None and reference.type != "NoneType":
+    if (reference.scalar is None or target.scalar is None) and reference.type != "NoneType":
         return Verdict(Level.UNKNOWN, (Code.NOT_MEASURED,), f"a {reference.type} is not recorded")
     if reference.scalar == target.scalar:
         return _verdict(Code.IDENTICAL, ())

@@ -6,19 +6,11 @@ number or a percentage (`-inf`, `-1.5%`): what the tools themselves write never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
 from ulpscope.report.table import Cell, Row, replacing
-
-try:
-    from ulpscope.report._cells import csv_rows
-except ImportError:
-
-    def csv_rows(rows: list[Row], width: int, other: Callable[[Cell], str], /) -> bytes | None:
-        return None
-
 
 _BATCH = 256
 _FORMULA = frozenset("=+-@\t\r")
@@ -31,13 +23,10 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
     with replacing(path) as draft, draft.open("wb") as file:
         file.write(_lines([columns]))
         while batch := list(islice(remaining, _BATCH)):
-            made = csv_rows(batch, len(columns), _cell)
-            if made is None:
-                cells = [cells for cells, _ in batch]
-                if {*map(len, cells)} != {len(columns)}:
-                    raise ValueError(f"{path}: a row has not the {len(columns)} cells of the header")
-                made = _lines(cells)
-            file.write(made)
+            cells = [cells for cells, _ in batch]
+            if {*map(len, cells)} != {len(columns)}:
+                raise ValueError(f"{path}: a row has not the {len(columns)} cells of the header")
+            file.write(_lines(cells))
 
 
 def _lines(rows: Sequence[Sequence[Cell]]) -> bytes:

@@ -100,7 +100,12 @@ def _headline(first: Finding) -> str:
     where, _, name = first.call.name.rpartition(".") if first.call.kind == MODULE else ("", "", first.call.name)
     where = where or first.comparison.match.call.module
     alone = "Only in the reference" if first.comparison.match.target is None else "Only in the target"
-    words = {Status.SOURCE: "Differs before any call", Status.DTYPE: "Another dtype", Status.UNMATCHED: alone}
+    words = {
+        Status.SOURCE: "Differs before any call",
+        Status.UNSURE: "Differs from here on",
+        Status.DTYPE: "Another dtype",
+        Status.UNMATCHED: alone,
+    }
     word = words.get(first.status, "First divergence")
     return f"{word}: {where + ', ' if where else ''}{name.rpartition('.')[2]}, {_phase(first)}"
 
@@ -137,6 +142,8 @@ def _sentence(finding: Finding) -> str:
         return f"Before any arithmetic: {finding.text}."
     if finding.status is Status.DTYPE:
         return f"Here {finding.text}."
+    if finding.status is Status.UNSURE:
+        return f"The output differs, and {finding.text}."
     if finding.status is Status.UNMATCHED:
         return f"{finding.text[0].upper()}{finding.text[1:]}."
     if finding.output_error is None:
@@ -226,6 +233,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
         for status, text in (
             (Status.INTRODUCED, "introduce error"),
             (Status.SOURCE, "got other values from outside"),
+            (Status.UNSURE, "got what was not recorded"),
             (Status.INHERITED, "inherit it"),
             (Status.CHOICE, "decided otherwise within rounding"),
             (Status.OTHER, "did other work after that"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ulpscope.errors import DumpError
-from ulpscope.naming import call_text
+from ulpscope.naming import GENERATOR, call_text
 from ulpscope.records import CallRecord, Manifest, Role, Value
 from ulpscope.report.replay import replay_lines
 from ulpscope.report.repro_script import CALL, HEAD, REST
@@ -97,6 +97,8 @@ def _literal(value: Value) -> str:
         return repr(number) if number - number == 0 else f'float("{number}")'
     if value.type == "slice":
         return f"slice({', '.join(map(repr, value.scalar))})"
+    if value.type == GENERATOR:
+        return "None"
     return "..." if value.type == "ellipsis" else repr(value.scalar)
 
 

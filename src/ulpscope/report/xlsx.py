@@ -1,6 +1,6 @@
 """Tables as an xlsx workbook, on the standard library alone.
 
-The XML of a few hundred rows is made by the C extension, or column by column, as the cells of a column are mostly of one kind,
+The XML of a few hundred rows is made column by column, as the cells of a column are mostly of one kind,
 and goes straight into the zip: a row costs microseconds, and memory does not grow with the rows. Texts are inline strings, which are never formulas.
 Cells carry no reference (`r` is optional): they stand in order, and it saves a third of the file.
 """
@@ -16,16 +16,6 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 from ulpscope.report.table import Cell, Colour, Row, Sheet, replacing
 from ulpscope.report.workbook import HEADER, MAIN, STYLES, XML, frame, free_name
-
-try:
-    from ulpscope.report._cells import sheet_rows
-except ImportError:
-
-    def sheet_rows(
-        rows: list[Row], first: int, width: int, styles: dict[Colour, str], other: Callable[[Cell], str], /
-    ) -> bytes | None:
-        return None
-
 
 MAX_ROWS = 1_048_576  # the header included
 MAX_COLUMNS = 16_384
@@ -75,8 +65,7 @@ def _write_parts(archive: ZipFile, sheet: Sheet, names: list[str], max_rows: int
         with archive.open(f"xl/worksheets/sheet{len(names)}.xml", "w") as file:
             size, last = file.write(head), 1
             while batch and last < max_rows and size < _MAX_PART:
-                made = sheet_rows(batch, last + 1, len(sheet.columns), _STYLED, _cell_xml)
-                size += file.write(_rows_xml(batch, last + 1, sheet) if made is None else made)
+                size += file.write(_rows_xml(batch, last + 1, sheet))
                 last += len(batch)
                 batch = list(islice(rows, min(_BATCH, max_rows - last) or min(_BATCH, max_rows - 1)))
             file.write(_foot(len(sheet.columns), last))

@@ -31,6 +31,7 @@ CASES: dict[Cause, CallComparison] = {
         "mm", 0, tensor("input", 1, WRONG, measure=1, requires_grad=True), tensor("output", error=WRONG)
     ),
     Cause.OUTSIDE: call("mm", 0, tensor("input", 1, WRONG, measure=1), tensor("output", error=WRONG)),
+    Cause.UNRECORDED: call("mul", 0, argument(1, None, None, "package.Config"), tensor("output", error=WRONG)),
     Cause.NOT_FINITE: call("log", 0, tensor("input"), tensor("output", error=math.inf, nan=1)),
 }
 
@@ -65,6 +66,19 @@ def test_statistics_alone_ask_for_the_elements() -> None:
     finding = found(call("mul", 0, tensor("input", evidence=told), tensor("output", error=WRONG, evidence=told)))
     assert advise(finding, reference="a", target="b").commands[1] == (
         "ulpscope capture -o NEW --tensors --steps 2 --only mul -- COMMAND"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "only"), [("layers.0.Block.forward", "--level mix --only layers.0.Block"), ("Model", "--level mix")]
+)
+def test_a_module_is_asked_for_by_its_path_and_a_root_by_none(name: str, only: str) -> None:
+    told = Evidence.STATISTICS
+    finding = found(
+        call(name, 0, tensor("input", evidence=told), tensor("output", error=WRONG, evidence=told), kind="Module")
+    )
+    assert advise(finding, reference="a", target="b").commands[1] == (
+        f"ulpscope capture -o NEW --tensors --steps 2 {only} -- COMMAND"
     )
 
 

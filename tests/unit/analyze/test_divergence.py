@@ -349,3 +349,43 @@ def test_a_call_that_read_memory_nobody_wrote_is_not_accused() -> None:
 def test_what_a_call_overwrites_is_not_what_it_was_given(name: str, at: int | str) -> None:
     found = diverge([call(name, 0, tensor("input", at, error=math.inf), tensor("input", 1), tensor("output"))])
     assert found.agrees
+
+
+# --- arguments that were not recorded ---------------------------------------------------------------------------
+
+
+def unrecorded(at: object = 1):
+    return argument(at, None, None, "package.Config")
+
+
+def test_a_call_with_an_argument_that_was_not_recorded_is_not_said_to_have_introduced_anything() -> None:
+    found = diverge([call("mul", 0, tensor("input"), unrecorded(), tensor("output", error=WRONG, measure=1))])
+    assert findings(found) == [("Torch.mul.0.forward", Status.UNSURE)]
+    assert found.differs and "input.1 was not recorded" in found.findings[0].text
+    assert "clean" not in found.findings[0].text
+
+
+def test_nor_is_one_with_an_argument_that_only_one_side_has() -> None:
+    one, two = argument(1, 1.0, 1.0), None
+    alone = replace(one, target=two, verdict=replace(one.verdict, level=Level.UNMATCHED, codes=()))
+    assert status_of(call("mul", 0, tensor("input"), alone, tensor("output", error=WRONG))) is Status.UNSURE
+
+
+def test_nor_is_the_backward_of_such_a_call() -> None:
+    forward = call("mul", 0, tensor("input"), unrecorded(), tensor("output"))
+    backward = call("mul", 1, tensor("input"), tensor("output", error=WRONG), phase=Phase.BACKWARD)
+    assert status_of(forward, backward) is Status.UNSURE
+
+
+def test_an_argument_that_was_not_recorded_changes_nothing_where_the_output_agrees_or_the_input_differs() -> None:
+    assert status_of(call("mul", 0, tensor("input"), unrecorded(), tensor("output"))) is Status.IDENTICAL
+    values = tensor("input", error=WRONG, measure=1), unrecorded(), tensor("output", error=WRONG, measure=2)
+    assert status_of(faulty(), call("add", 1, *values)) is Status.INHERITED
+
+
+def test_the_call_inside_a_module_whose_arguments_are_known_is_named_before_the_module() -> None:
+    inside = call("mul", 1, tensor("input"), tensor("output", error=WRONG, measure=1), parent=0)
+    around = call(
+        "m.Block.forward", 0, tensor("input"), unrecorded(), tensor("output", error=WRONG, measure=1), kind="Module"
+    )
+    assert findings(diverge([inside, around])) == [("Torch.mul.0.forward", Status.INTRODUCED)]

@@ -151,3 +151,9 @@ def test_another_requires_grad_is_a_warning_only_where_both_are_known() -> None:
 def test_arguments_are_compared_as_they_are(reference: Value, target: Value, level: Level, code: Code) -> None:
     verdict = scalar_verdict(reference, target)
     assert (verdict.level, verdict.codes[0]) == (level, code)
+
+
+@pytest.mark.parametrize("told", [("cpu, seed 1, state 00000000", None), (None, "cpu, seed 1, state 00000000")])
+def test_what_one_side_did_not_record_is_unknown(told: tuple[str | None, str | None]) -> None:
+    one, two = (Value(Slot(Role.INPUT, (0,)), "torch._C.Generator", scalar=text) for text in told)
+    assert scalar_verdict(one, two).level is Level.UNKNOWN

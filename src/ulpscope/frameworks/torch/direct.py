@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
 
 from ulpscope import taps
 from ulpscope.frameworks.torch import internals
@@ -32,8 +31,8 @@ def learn() -> bool:
         if taps.C is None or internals.native() != "full" or not taps.C.learn(samples()):
             return False
         taps.C.learn_storage(storages())  # else each tensor that comes from elsewhere is asked through Python
-        # Each serves without the others, but the last without the first.
-        return all([_learn_thread(taps.C), taps.C.learn_graph(nodes()), _learn_stack(taps.C)])
+        # Each serves without the other.
+        return all([_learn_thread(taps.C), taps.C.learn_graph(nodes())])
     except Exception as error:  # another torch: attributes serve everywhere
         log.debug("torch is asked through Python: %s", error)
         return False
@@ -55,16 +54,6 @@ def _learn_thread(extension: Any) -> bool:
             answers.append(told)
     heard, silent = answers[0][0], answers[-1][0]
     return bool(extension.learn_thread(silent if silent != heard else 0, number))
-
-
-def _learn_stack(extension: Any) -> bool:
-    """Shows a mode of this thread. Nothing is called while it is on."""
-    mode = TorchFunctionMode()
-    internals.push_function_mode(mode)
-    try:
-        return bool(extension.learn_stack(mode))
-    finally:
-        internals.pop_function_mode()
 
 
 def samples() -> list[tuple[Any, ...]]:

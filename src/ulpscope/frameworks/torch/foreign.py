@@ -7,18 +7,22 @@ calls are seen (`names.py`). Where Python does not let us watch a function, the 
 from __future__ import annotations
 
 import importlib.machinery
+import logging
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ulpscope import taps
 from ulpscope.frameworks.base import Observer
-from ulpscope.frameworks.torch import doors
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.tensors import leaves
 
+log = logging.getLogger(__name__)
+_MAPS = Path("/proc/self/maps")
 # How pybind11 writes the type of an argument; older ones the second.
 _WORDS = ("torch.Tensor", "at::Tensor")
 # Of no module are functions of torch's that say what they return.
@@ -75,8 +79,8 @@ class ForeignTap:
         new = [sys.modules.get(name) for name in names]
         found = [each for module in filter(_is_foreign, (*loaded, *new)) for each in _functions_of(module)]
         self.any = self.any or bool(found)
-        if self.any and taps.C is not None and doors.are_there():
-            found = taps.C.watch_foreign(found, doors.writable() if found else [], self._called)
+        if self.any and taps.C is not None and internals.native() == "full":
+            found = taps.C.watch_foreign(found, _writable() if found else [], self._called)
         for module in {each.__module__: None for each in found}:
             self._observer.note(_NOTE.format(module))
 
@@ -86,6 +90,18 @@ class ForeignTap:
                 self._measurer.distrust(leaf for _, leaf in leaves(given))
             except Exception as error:  # the hook border
                 self._observer.trouble("a function of an extension", error)
+
+
+def _writable() -> list[tuple[int, int]]:
+    """Where memory may be written, as far as the system tells."""
+    try:
+        text = _MAPS.read_text()
+    except OSError as error:
+        log.debug("functions of extensions are not watched: %s", error)
+        return []
+    ranges = (line.split(maxsplit=2) for line in text.splitlines())
+    places = (place.partition("-") for place, rights, _ in ranges if rights.startswith("rw"))
+    return [(int(begin, 16), int(end, 16)) for begin, _, end in places]
 
 
 def _is_foreign(module: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.nn import Module
 from ulpscope.errors import CaptureError
 from ulpscope.frameworks.base import Observer, OpenCall, Sink, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
-from ulpscope.frameworks.torch import doors, internals
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.codeswap import watching
 from ulpscope.frameworks.torch.collective_tap import CollectiveTap
@@ -91,7 +91,7 @@ class TorchProbe:
     ) -> None:
         internals.check()
         kernels = level is Level.KERNEL and vendor is None
-        if level is Level.MODULE and _are_on_cuda(models) and not (observer.fast is not None and doors.are_there()):
+        if level is Level.MODULE and _are_on_cuda(models):
             measurer.measure_always()  # a kernel more is cheaper than a mode that torch tells of every call
         names = names or ModuleNames()
         names.join(models)

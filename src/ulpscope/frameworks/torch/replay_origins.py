@@ -16,9 +16,10 @@ from torch import Tensor
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_tables import SHAPES
 from ulpscope.frameworks.torch.replay_values import items
+from ulpscope.frameworks.torch.tensors import generator_state
 
 _SKETCHES = (0.6180339887498949, 0.4142135623730950, 0.7320508075688772, 0.2360679774997898)
-_NOT_NUMBERS = frozenset({"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking", "copy"})
+_NOT_NUMBERS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
 
 
 _DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim"})
@@ -127,6 +128,8 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, torch.dtype):
         return str(value)
+    if isinstance(value, torch.Generator):
+        return generator_state(value)
     if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):
         return [_plain(item) for item in value]
     return None

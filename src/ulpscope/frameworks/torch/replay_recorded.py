@@ -19,6 +19,7 @@ from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.replay_measure import measures, rounded_factors
 from ulpscope.frameworks.torch.replay_origins import fingerprint, scalars
 from ulpscope.frameworks.torch.replay_reference import Plan
+from ulpscope.naming import GENERATOR
 from ulpscope.records import CallRecord, PathStep, Payload, Role, Value
 
 Bits = Callable[[Value], Any]
@@ -205,6 +206,8 @@ def _plain(value: Value, tensor: Callable[[Value], Any]) -> Any:
         return float(value.scalar)
     if value.type == "slice":
         return slice(*value.scalar)
+    if value.type == GENERATOR:
+        return None  # which a digest does not bring back
     return ... if value.type == "ellipsis" else value.scalar
 
 

@@ -6,10 +6,12 @@ Nothing here calls a method of an object it does not know: a user's class is nam
 from __future__ import annotations
 
 import collections
+import ctypes
 import dataclasses
 import enum
 import math
 import types
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ulpscope.frameworks.torch import internals
 from ulpscope.records import PathStep
 
 MAX_DEPTH = 32
@@ -76,7 +79,7 @@ def _items(value: Any) -> list[tuple[PathStep, Any]] | None:
 _TELLING = (
     *_SCALARS, bytes, Tensor, torch.Size, dict, tuple, list, collections.deque, types.SimpleNamespace, collections.UserDict,
     torch.dtype, torch.device, torch.layout, torch.memory_format, slice, enum.Enum, np.generic, np.ndarray, torch.SymInt,
-    torch.SymFloat, torch.SymBool, type, type(...),
+    torch.SymFloat, torch.SymBool, torch.Generator, type, type(...),
 )  # fmt: skip
 
 
@@ -169,7 +172,18 @@ def scalar(value: Any) -> Any:
         return process_group(value)
     if value is Ellipsis:
         return "..."
-    return None
+    return generator_state(value) if isinstance(value, torch.Generator) else None
+
+
+def generator_state(generator: torch.Generator) -> str | None:
+    """What a generator was seeded with and a digest of where it stands; None where it does not tell."""
+    try:
+        with internals.no_functions(), internals.no_dispatch():
+            state = torch.Generator.get_state(generator)
+            digest = zlib.crc32(ctypes.string_at(state.data_ptr(), state.nbytes))
+            return f"{generator.device.type}, seed {torch.Generator.initial_seed(generator)}, state {digest:08x}"
+    except (RuntimeError, NotImplementedError):  # such as while a CUDA graph is recorded
+        return None
 
 
 def process_group(group: Any) -> dict[str, Any] | None:

@@ -21,15 +21,13 @@ import torch
 
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
-from ulpscope.frameworks.torch import doors, internals
+from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, EngineSwap, bordered, watching
 from ulpscope.frameworks.torch.mode_dependent import nodes_run_without
 from ulpscope.frameworks.torch.mode_stacks import DISPATCH, FUNCTION, GONE, Stack, is_blind
 
 MakeMode = Callable[[ThreadState], Any]
 Places = tuple[list[int], list[int]]
-# Of starts: all doors are opened at so many first ones, and at each so-many-th.
-_FIRST, _AGAIN = 2, 64
 # Seconds.
 _SETTLING = 0.05
 _STACKS = (FUNCTION, DISPATCH)
@@ -78,7 +76,6 @@ class ThreadTap:
         # Runs a backward pass that torch is going to compile.
         self.compiled_backward: Around | None = None
         self._has_torch_function: Any = None
-        self._starts = 0
         self._suspended: dict[int, Places] = {}
         # Of threads and of tasks in the order of their beginnings: the ones odd, the others even.
         self._threads, self._tasks = itertools.count(1, 2), itertools.count(2, 2)
@@ -88,12 +85,9 @@ class ThreadTap:
         for swap in self._swaps:
             swap.install()
         self._hide_from_fast_paths()
-        self._starts += 1
-        self._open_doors()
         self.enter(self.observer.state())
 
     def remove(self) -> None:
-        doors.open_doors(doors.NONE)
         for swap in self._swaps:
             swap.remove()
         if self._has_torch_function is not None:
@@ -225,7 +219,6 @@ class ThreadTap:
 
     def pause(self) -> None:
         """Gives the code back for a while."""
-        doors.open_doors(doors.NONE)
         for swap in self._swaps:
             swap.remove()
         if self._has_torch_function is not None:
@@ -235,7 +228,6 @@ class ThreadTap:
         for swap in self._swaps:
             swap.install()
         self._hide_from_fast_paths()
-        self._open_doors()
 
     def suspend(self, state: ThreadState) -> None:
         """Takes the modes off this thread for a while."""
@@ -246,12 +238,6 @@ class ThreadTap:
         """Puts back what `suspend` has taken: what torch itself had taken off, it puts back itself."""
         if state.mode is not None:
             self._on(state, self._suspended.pop(state.number, ([], [])))
-
-    def _open_doors(self) -> None:
-        """All of them at first, to learn which the program uses, and now and then: it may come to use others."""
-        if self._make_function_mode is not None and self.observer.fast is not None:
-            every = self._starts <= _FIRST or self._starts % _AGAIN == 0
-            doors.open_doors(doors.ALL if every else doors.LEARNT)
 
     def _hide_from_fast_paths(self) -> None:
         """torch's attention layers leave their fast path when any function mode is on; ours must not count."""

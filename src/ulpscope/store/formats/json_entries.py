@@ -15,8 +15,6 @@ from typing import Any
 
 from ulpscope.errors import DumpError
 from ulpscope.pairs import skip_json
-from ulpscope.records import Value
-from ulpscope.store.formats.leaves import Leaves, entries
 from ulpscope.store.mapped import forget
 
 _MOST_BYTES = 8 << 30
@@ -64,14 +62,6 @@ class JsonEntries:
         except (ValueError, RecursionError, StopIteration) as error:
             why = "it is nested too deep" if isinstance(error, RecursionError) else error or "it is no JSON"
             raise DumpError(f"{self.path} cannot be read: {self.names[number][:200]}: {why}") from None
-
-    def values(self, number: int, leaves: Leaves, *, backward: bool) -> tuple[Value, ...] | None:
-        """What the short way reads of an entry; None where that is nothing."""
-        if self._whole is not None:
-            return None
-        start, stop = self._spans[2 * number], self._spans[2 * number + 1]
-        self._let_go(stop - start)
-        return leaves.read(self._mapping, start, stop, backward)
 
     def _text(self, start: int, stop: int) -> str:
         self._let_go(stop - start)
@@ -135,13 +125,9 @@ class JsonEntries:
         if (empty := _EMPTY.match(view, at)) is not None:
             return empty.end()
         while True:
-            spans, at = entries(view, at, _RELEASE, self.names)
-            self._spans.frombytes(spans)
             if at - released > _RELEASE:
                 forget(view[released:at])
                 released = at
-            if spans:
-                continue
             key, start = _key(view, at)
             end = skip_json(view, start)
             self.names.append(key)

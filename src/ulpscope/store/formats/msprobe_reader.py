@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from ulpscope.dtypes import DType
 from ulpscope.errors import DumpError
-from ulpscope.making import maker
 from ulpscope.naming import MODULE, OPTIMIZER, SAVED, parse_call
 from ulpscope.records import (
     CallId,
@@ -45,7 +44,6 @@ _PHASES = {phase.value: phase for phase in Phase}
 _MAX_JSON = 2 << 30
 _Read = TypeVar("_Read")
 _Stacks = tuple[list[list[str]], dict[str, int]]
-_call, _call_record = maker(CallId), maker(CallRecord)
 
 
 class MsprobeDump(Dump):
@@ -67,7 +65,7 @@ class MsprobeDump(Dump):
         self._stacks, self._stack_of = self._comfort(layout.STACKS, _read_stacks, no_stacks)
         self._tensor_folder = os.fspath(layout.beside(self.folder, layout.MSPROBE_TENSORS))
         self._tensors, self._tensor_bytes = self._list_tensors()
-        self._leaves = MsprobeValues(self._at, self._tensors)
+        self._leaf_values = MsprobeValues(self._at, self._tensors)
         self.manifest = self._manifest(self._files[0].header)
 
     def __len__(self) -> int:
@@ -85,7 +83,7 @@ class MsprobeDump(Dump):
 
     @property
     def missing(self) -> set[str]:
-        return self._leaves.missing
+        return self._leaf_values.missing
 
     def calls(self) -> Iterator[CallRecord]:
         for number in range(len(self)):
@@ -235,22 +233,19 @@ class MsprobeDump(Dump):
     def _record(self, number: int) -> CallRecord:
         file, place = self._place(number)
         name, call = self._names[number], self._ids[number]
-        facts: dict[str, Any] = {}
-        values = self._leaves.short(file, place, call)
-        if values is None:
-            entry = file[place]
-            facts = entry if type(entry) is dict and call.kind != SAVED else {}
-            values = tuple(self._leaves.of(file.path.name, name, call, entry))
+        entry = file[place]
+        facts = entry if type(entry) is dict and call.kind != SAVED else {}
+        values = tuple(self._leaf_values.of(file.path.name, name, call, entry))
         origin = above = None
         if call.phase is Phase.BACKWARD:
-            origin = self._by_id.get(_call(call.kind, call.name, call.index, Phase.FORWARD, 0))
+            origin = self._by_id.get(CallId(call.kind, call.name, call.index, Phase.FORWARD, 0))
         if self._parents:
             above = self._id_named(self._parents.get(name))
             if above is not None and origin is not None:
                 # As in a native dump, a backward call points at the forward of its parent.
                 above = CallId(above.kind, above.name, above.index, Phase.FORWARD)
         error = facts.get("error")
-        return _call_record(
+        return CallRecord(
             call,
             number,
             None if above is None else self._by_id.get(above),
@@ -271,7 +266,7 @@ class MsprobeDump(Dump):
     def stored(self, value: Value) -> StoredBits:
         if value.payload is None:
             raise DumpError("this value was recorded without its elements; msprobe stores them with task tensor")
-        name = self._leaves.payload_names[value.payload.offset]
+        name = self._leaf_values.payload_names[value.payload.offset]
         # Joining paths as texts: there are as many as tensors.
         path = f"{self._tensor_folder}{os.sep}{name}"
         if not self._tensors[name][1]:
@@ -279,7 +274,7 @@ class MsprobeDump(Dump):
         try:
             found = map_pt(path)
         except DumpError:
-            self._leaves.missing.add(name)
+            self._leaf_values.missing.add(name)
             raise
         told = tuple(value.extra.get("stored_shape", value.shape or ()))
         name = found.dtype.name

@@ -15,8 +15,6 @@ from ulpscope.dtypes import DTYPES
 from ulpscope.errors import DumpError
 from ulpscope.naming import SAVED
 from ulpscope.records import CallId, PathStep, Payload, Phase, Role, Slot, Stats, Summary, ToldStats, Value
-from ulpscope.store.formats.json_entries import JsonEntries
-from ulpscope.store.formats.leaves import Leaves
 
 STATISTICS = ("Max", "Min", "Mean", "Norm")
 # msprobe wraps a dictionary that a module returns into a list; ours says so, to read it back as it was.
@@ -34,8 +32,6 @@ _SECTIONS = (
     (WRITTEN, Role.OUTPUT),
     ("parameters", Role.PARAMETERS),
 )
-# Where there are no others, an entry is read in the short way.
-_USUAL = tuple((section, role) for section, role in _SECTIONS if section != WRITTEN)
 _EMPTY = Stats(0, 0, 0, 0.0, 0.0)
 _TENSOR_KEYS = frozenset({"type", "dtype", "shape", "requires_grad", "md5", *STATISTICS})
 _LEAF_KEYS = _TENSOR_KEYS | {"value", "data_name", "error", "slot"}
@@ -56,13 +52,6 @@ class MsprobeValues:
         self._payload_numbers: dict[tuple[int, str], int] = {}
         self.payload_names: list[str] = []
         self.missing: set[str] = set()
-        self._leaves = Leaves(Value, _slot, ToldStats, _EMPTY, _USUAL)
-
-    def short(self, file: JsonEntries, number: int, call: CallId) -> tuple[Value, ...] | None:
-        """The values of a call whose entry is a usual one, with nothing in it but values; None for all others."""
-        if call.kind == SAVED or call.phase is Phase.PARAMETERS_GRAD:
-            return None
-        return file.values(number, self._leaves, backward=call.phase is Phase.BACKWARD)
 
     def of(self, file: str, name: str, call: CallId, entry: Any) -> list[Value]:
         """The values of a call from its entry. Raises DumpError naming the place of what cannot be read."""
