@@ -12,13 +12,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test torture torches lint bench conformance wheels clean
+.PHONY: help venv demo test torture torches strangers lint bench conformance wheels clean
 
 help:
 	@echo "make demo         a guided run on a CPU"
 	@echo "make test         all tests, two workers"
 	@echo "make torture      the hard cases alone, and a table of them (ARGS=\"-m 'slow or not slow'\": also the long ones)"
 	@echo "make torches      the same small programs on ten versions of torch (ARGS=2.15.0: on one)"
+	@echo "make strangers    programs on libraries that nobody here wrote, in an environment of their own (ARGS=zuko_flow: one)"
 	@echo "make lint         ruff check, ruff format --check, mypy"
 	@echo "make bench        speed against the peer, both in one run"
 	@echo "make conformance  which seed features have a test (ARGS=--missing: only those without)"
@@ -54,6 +55,10 @@ lint: $(STAMP)
 # Gigabytes for each version, which go again. ARGS="2.1.0 2.15.0" or ARGS="--newest"; .torches is where it works.
 torches: $(STAMP)
 	$(BIN)/python tests/torches/run.py $(ARGS)
+
+# Some two gigabytes of libraries, kept in .strangers.
+strangers: $(STAMP)
+	$(BIN)/python tests/strangers/run.py $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -14,8 +14,7 @@ static int64_t indexed(PyObject *index, PyObject *key) {
 static int index_put(PyObject *index, PyObject *key, int64_t number) {
     PyObject *made = PyLong_FromLongLong(number);
     int failed = !made || PyDict_SetItem(index, key, made);
-    Py_XDECREF(made);
-    return failed ? -1 : 0;
+    return Py_XDECREF(made), failed ? -1 : 0;
 }
 
 /* --- texts and names --------------------------------------------------------------------------------------------- */
@@ -681,24 +680,21 @@ void drop_metas(Fast *f) {
 /* --- steps ------------------------------------------------------------------------------------------------------- */
 
 void forget_step(Fast *f, int anew) {
-    f->epoch++;
-    f->counted += anew;
-    f->sequence = 0;
+    f->epoch++, f->counted += anew, f->sequence = 0;
     forget_values(f);
     table_clear(&f->distrusted), table_clear(&f->stacks), table_clear(&f->marked);
     if (anew && (f->entry_count > MOST_KEPT || f->chain_count > MOST_KEPT || f->meta_count > MOST_KEPT)) {
-        PyObject *all[] = {f->opaque, f->plain, f->json, f->named_index, f->metas_index, f->layouts, f->slot_index[0],
-            f->slot_index[1],
-                           f->slot_index[2], f->scalars[0], f->scalars[1], f->scalars[2], f->scalars[3], f->scalars[4],
-                           f->scalars[5], f->scalars[6]};
+        PyObject *all[] = {f->opaque, f->plain, f->json, f->named_index, f->metas_index, f->layouts};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) if (all[i]) PyDict_Clear(all[i]);
+        for (size_t i = 0; i < sizeof f->slot_index / sizeof *f->slot_index; i++) if (f->slot_index[i]) PyDict_Clear(f->slot_index[i]);
+        for (size_t i = 0; i < sizeof f->scalars / sizeof *f->scalars; i++) if (f->scalars[i]) PyDict_Clear(f->scalars[i]);
         for (size_t i = 0; i < f->entry_count; i++) Py_CLEAR(f->entries[i].json);
         drop_metas(f);
         for (size_t i = 0; i < f->chain_count; i++) Py_CLEAR(f->chains[i].json);
         f->entry_count = f->named_count = 0;
         f->chain_count = 1, f->chains[0].bits = 0;
         memset(f->places, 0xFF, sizeof f->places);
-        table_empty(&f->links), table_empty(&f->names_met), table_empty(&f->texts_met), table_empty(&f->slots_met),
-            table_empty(&f->scalars_met);
+        Table *met[] = {&f->links, &f->names_met, &f->texts_met, &f->slots_met, &f->scalars_met};
+        for (size_t i = 0; i < sizeof met / sizeof *met; i++) table_empty(met[i]);
     }
 }

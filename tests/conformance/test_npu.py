@@ -145,7 +145,17 @@ def test_002_007_068_the_options_belong_to_kernels_of_one_call() -> None:
 
 
 def test_002_007_061_the_options_are_flags_of_the_command_line_too(tmp_path: Path, acl: Path) -> None:
-    flags = ["-o", str(tmp_path / "run"), "--acl-config", str(acl), "--backward-input", "a.pt", "--", "true"]
+    flags = [
+        "-o",
+        str(tmp_path / "run"),
+        "--allow-empty",
+        "--acl-config",
+        str(acl),
+        "--backward-input",
+        "a.pt",
+        "--",
+        "true",
+    ]
     done = CliRunner().invoke(capture, flags)
     assert isinstance(done.exception, ConfigError)
     assert {problem.partition(":")[0] for problem in done.exception.problems} == {"acl_config", "backward_input"}

@@ -73,7 +73,7 @@ def test_000_014_021_022_052_053_059_060_065_kernels_of_one_call(
     assert told["pkl"] == []
     queue = "kernels may run after their call is over: export TASK_QUEUE_ENABLE=0 before a kernel dump"
     assert told["said"].count(queue) == 4
-    (derived,) = set(told["said"]) - {queue}
+    (derived,) = {text for text in told["said"] if text != queue and not text.startswith("dropout is off")}
     assert derived.endswith("its result, a list, is not of tensor type and cannot be automatically derived")
 
 

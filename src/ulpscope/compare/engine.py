@@ -45,7 +45,7 @@ _TWO_FORMATS = (
     "record both with one version of ulpscope"
 )
 # That the elements agree proves nothing then.
-_PARTLY = "its indices, offsets or scales are not in the dump: an older ulpscope wrote it"
+_PARTLY = "its indices, offsets or scales are not in the dump: another tool or an older ulpscope wrote it"
 # Calls that wait for their elements, and contrasts kept for the calls that use the same payloads again.
 _WINDOW = 64
 _KEPT = 4096

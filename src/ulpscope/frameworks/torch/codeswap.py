@@ -70,7 +70,7 @@ class _Original:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.has_run = True
         try:
-            self.result = self.function(*args, **kwargs)
+            self.result = self.function(*args, **kwargs)  # ulpscope watches this call and runs it
         except BaseException as error:
             self.error = error
             raise
@@ -83,7 +83,7 @@ def bordered(around: Around, name: str, trouble: Trouble) -> Around:
     def guarded(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = _Original(original)
         try:
-            return around(run, args, kwargs)
+            return around(run, args, kwargs)  # ulpscope watches this call and runs it
         except Exception as error:  # the hook border
             if error is run.error or isinstance(error, OverflowStop):
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import inspect
+import logging
 import os
 import random
 import textwrap
@@ -19,6 +20,8 @@ from torch.nn.modules.dropout import Dropout, Dropout2d, Dropout3d
 
 from ulpscope.errors import ConfigError
 from ulpscope.frameworks.torch.codeswap import CodeSwap
+
+log = logging.getLogger(__name__)
 
 _FUNCTIONS = (F.dropout, F.dropout2d, F.dropout3d)
 _LAYERS = (Dropout, Dropout2d, Dropout3d)
@@ -106,9 +109,11 @@ def seed_all(seed: Any = 1234, deterministic: Any = False) -> None:
     if npu is not None and npu.is_available():
         npu.manual_seed(seed)
         npu.manual_seed_all(seed)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.enabled = False
+    for name, value in (("deterministic", True), ("benchmark", False), ("enabled", False)):
+        try:
+            setattr(torch.backends.cudnn, name, value)
+        except RuntimeError as error:  # the program has frozen them
+            log.warning("torch.backends.cudnn.%s stays as it is: %s", name, error)
     if deterministic:
         deterministic_algorithms()
 

@@ -204,9 +204,11 @@ class FunctionTap:
         if mode_stacks.is_blind(mode):
             self.observer.missed(mode_stacks.GONE)
             return run(args, kwargs)
-        dependent = api.dependent is not None and api.dependent(args, kwargs)
-        # Under any dispatch mode torch fails to add a number to zeros that have no memory.
-        if not dependent and not _has_zeros(args):
+        with internals.no_functions():
+            dependent = api.dependent is not None and api.dependent(args, kwargs)
+            # Under any dispatch mode torch fails to add a number to zeros that have no memory.
+            is_watched = not dependent and not _has_zeros(args)
+        if is_watched:
             return run(args, kwargs)
         why = WHY if dependent else "it is given zeros without memory (torch._efficientzerotensor)"
         mode.tap.unwatched(state, f"{api.kind}.{api.name}", why)

@@ -49,7 +49,10 @@ def _always(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _broadcasts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """A batch of one beside a batch of many is folded into one product."""
     batches = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)][:3]
-    return all(item.dim() == 3 for item in batches) and len({item.shape[0] for item in batches}) > 1
+    if any(item.dim() != 3 for item in batches):
+        return False
+    sizes = [item.shape[0] for item in batches]
+    return all(type(size) is int for size in sizes) and len(set(sizes)) > 1  # a symbol is not asked
 
 
 def _autocasts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -89,7 +89,10 @@ def _call_at(file: str, line: int) -> CodeType:
 
 
 def call_from(frame: FrameType, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a function as if from the line at which a frame is."""
+    """Calls a function as if from the line at which a frame is. Where a debugger or a profiler looks at frames it is not shown one
+    that the program has not."""
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return function(*args, **kwargs)
     code = frame.f_code
     line = frame.f_lineno or code.co_firstlineno
     return types.FunctionType(_call_at(code.co_filename, line), frame.f_globals)(function, args, kwargs)

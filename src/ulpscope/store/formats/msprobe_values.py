@@ -34,7 +34,7 @@ _SECTIONS = (
 )
 _EMPTY = Stats(0, 0, 0, 0.0, 0.0)
 _TENSOR_KEYS = frozenset({"type", "dtype", "shape", "requires_grad", "md5", *STATISTICS})
-_LEAF_KEYS = _TENSOR_KEYS | {"value", "data_name", "error", "slot"}
+_LEAF_KEYS = _TENSOR_KEYS | {"value", "data_name", "error", "slot", "parts"}
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _CRC = re.compile(r"[0-9a-fA-F]{8}")
 _MAX_DEPTH = 64
@@ -190,7 +190,16 @@ class _Walk:
             None,
             error,
             extra,
+            self._parts(section, role, path, leaf["parts"]) if "parts" in leaf else (),
         )
+
+    def _parts(self, section: str, role: Role, path: _Place, told: Any) -> tuple[tuple[str, Value], ...]:
+        """The indices, offsets or scales of an odd tensor, as we write them."""
+        if not isinstance(told, dict) or not all(_is_leaf(part) and "shape" in part for part in told.values()):
+            self.refuse(section, (*path, "parts"), "are not tensors by their names")
+        if len(path) > _MAX_DEPTH:
+            self.refuse(section, path, f"is nested deeper than {_MAX_DEPTH} levels")
+        return tuple((name, self._leaf(section, role, (*path, name), part)) for name, part in told.items())
 
     def _shape(self, section: str, path: _Place, sizes: Any) -> tuple[int, ...]:
         if type(sizes) is list:

@@ -335,6 +335,8 @@ class MsprobeFiles:
             leaf["data_name"] = self._store(call.id, value, place)
         if value.error is not None:
             leaf["error"] = value.error
+        if value.parts:  # a key that msprobe's own readers pass over
+            leaf["parts"] = {name: self._leaf(call, part, (*place, name)) for name, part in value.parts}
         more = {
             key: _plain(item) for key, item in value.extra.items() if key not in _RESERVED and key not in STATISTICS
         }
