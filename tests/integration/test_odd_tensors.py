@@ -175,3 +175,16 @@ def test_what_cannot_be_measured_is_unknown_not_equal(tmp_path: Path) -> None:
     ]
     assert first(*dumps).verdict.level is Level.UNKNOWN
     assert first(*dumps).evidence is Evidence.NOTHING
+
+
+@pytest.mark.parametrize("level", ["op", "mix", "kernel"])
+def test_zeros_without_memory_are_zeros(level: str, tmp_path: Path) -> None:
+    """torch gives a gradient that is zero whatever comes as such a tensor."""
+    data = torch.ones(3, requires_grad=True)
+    with ulpscope.capture(tmp_path / "a", level=level):
+        data.sgn().sum().backward()
+    dump = ulpscope.open_dump(tmp_path / "a")
+    gradient = dump.call("Tensor.sgn.0.backward").values[-1]
+    assert gradient.error is None and gradient.stats is not None
+    assert (gradient.stats.max, gradient.stats.norm, gradient.stats.zero_count) == (0.0, 0.0, 3)
+    assert data.grad is not None and data.grad._is_zerotensor()  # as without us

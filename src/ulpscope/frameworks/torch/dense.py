@@ -95,6 +95,8 @@ def dense_form(value: Tensor) -> Dense:
         return _quantized(value)
     if hasattr(value, "__tensor_flatten__"):
         return Dense(f"a wrapper without memory of its own ({name})")
+    if value._is_zerotensor():  # without memory; what it holds is known all the same
+        return Dense(torch.zeros(value.shape, dtype=value.dtype, device=value.device))
     plain = value.detach()
     if is_enormous(plain):
         plain = unexpanded(plain)
