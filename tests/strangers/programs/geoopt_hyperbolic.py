@@ -1,6 +1,7 @@
 # needs: geoopt
-# steps: 4
-"""An optimizer on a manifold: its steps are many small calls on parameters of a class of its own."""
+# steps: 5
+"""An optimizer on a manifold: its steps are many small calls on parameters of a class of its own. No module runs: what follows the
+last of four updates is a step too."""
 
 import geoopt
 import torch

@@ -1,6 +1,7 @@
 # needs: gpytorch
-# steps: 4
-"""A Gaussian process: Cholesky factors, solves, and a prediction at the end."""
+# steps: 5
+"""A Gaussian process: Cholesky factors, solves, and a prediction at the end, which is a fifth step: its models are called by a way
+of their own, not as modules."""
 
 import gpytorch
 import torch
