@@ -350,3 +350,18 @@ def test_what_was_not_seen_is_a_text_and_a_number_or_the_ledger_is_refused(line:
     path.write_text('{"format": 2}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(ulpscope.DumpError, match="line 2 is no row"):
         read_ledger(path)
+
+
+@pytest.mark.parametrize("lazy", [lambda: torch.nn.LazyLinear(4), lambda: torch.nn.LazyConv1d(4, 3)])
+def test_a_parameter_without_a_shape_is_asked_nothing(tmp_path: Path, lazy: Any) -> None:
+    def program() -> list[Any]:
+        torch.manual_seed(0)
+        layer, data = lazy(), torch.randn(2, 3, 8)
+        layer(data).square().sum().backward()
+        return [value.grad.tolist() for value in layer.parameters()]
+
+    bare = program()
+    with ulpscope.ledger(tmp_path) as ledger:
+        judged = program()
+    assert judged == bare
+    assert [note for note in ledger.notes if note.startswith("could not")] == []

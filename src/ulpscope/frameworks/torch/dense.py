@@ -23,6 +23,8 @@ def untouchable(value: Tensor) -> str | None:
     name = type(value).__name__
     if name in ("FakeTensor", "FunctionalTensor"):
         return f"a {name}: traced, not computed"
+    if internals.is_lazy(value):
+        return "a parameter that has no shape yet"
     if value.is_meta:
         return "a meta tensor: it has no data"
     if not value.is_nested and has_symbols(value):

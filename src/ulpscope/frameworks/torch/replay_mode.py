@@ -102,14 +102,22 @@ class ReplayTap:
 
     def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         observer = self.observer
-        if self.ignored is not None:
-            if self.ignored(sys._getframe(2)):
-                return redispatch(state, func, args, kwargs)
-            self._prepares = self._prepares and internals.backward_pass() == -1
-            if self._prepares and sum(leaf.numel() for leaf in tensors(args, kwargs)) > _LARGE:
-                return self._run_unjudged(state, func, args, kwargs)
-        if any(untouchable(leaf) is not None for leaf in tensors(args, kwargs)):
-            return redispatch(state, func, args, kwargs)  # traced: there are no numbers to judge
+        large = aside = False
+        try:
+            with internals.no_functions():
+                # Traced, or a parameter without a shape: there are no numbers to judge.
+                aside = any(untouchable(leaf) is not None for leaf in tensors(args, kwargs))
+                if self.ignored is not None and not aside:
+                    aside = self.ignored(sys._getframe(2))
+                    self._prepares = self._prepares and internals.backward_pass() == -1
+                    large = self._prepares and sum(leaf.numel() for leaf in tensors(args, kwargs)) > _LARGE
+        except Exception as error:  # the hook border
+            observer.trouble(str(func), error)
+            aside = True
+        if aside:
+            return redispatch(state, func, args, kwargs)
+        if large:
+            return self._run_unjudged(state, func, args, kwargs)
         row: dict[str, Any] | None = None
         plan: Plan | None = None
         before: Any = None
