@@ -6,6 +6,7 @@ the result itself is the scale. They are the first-order terms of the textbook f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -157,9 +158,22 @@ def _with_two(x: Tensor, term: Tensor, kwargs: dict[str, Any]) -> Tensor:
     return term.abs_().mul_(2 * abs(kwargs.get("value", 1))).add_(x.abs())
 
 
+def linspace(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    """Steps are rounded: the error is that of the whole range, also where the numbers pass through zero."""
+    return [torch.full_like(results[0], abs(float(args[0])) + abs(float(args[1])))]
+
+
+def logspace(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    base = args[3] if len(args) > 3 else kwargs.get("base", 10.0)
+    range_ = (abs(float(args[0])) + abs(float(args[1]))) * abs(math.log(abs(base) or 1.0))
+    return [results[0].abs() * (1 + range_)]
+
+
 # The same as by differences, in one pass: an optimizer runs these for every parameter.
 MAPS: dict[str, Scales] = {"lerp": lerp, "addcmul": addcmul, "addcdiv": addcdiv}
 SCALES: dict[str, Scales] = {
+    "linspace": linspace,
+    "logspace": logspace,
     "_softmax": softmax,
     "_safe_softmax": softmax,
     "_log_softmax": log_softmax,

@@ -28,6 +28,7 @@ _MANY = 64  # fewer elements say nothing about a systematic error
 _NOTABLE, _NOTABLE_WIDE = 0.03, 0.25
 _FLOAT32 = 2.0**-24
 _CHANCE = 6.0  # standard errors that a mean may be off by chance, as in analyze.ledger
+_CANCELLED = 1 / 16  # of its terms, an element that is smaller has cancelled
 _PLENTY = 1 << 15
 _BINS = 64
 
@@ -97,7 +98,8 @@ def rounded_score(
         nearest = (y == expected.to(dtype).double()).sum()
         answer["misrounded"] = 1.0 - int(nearest) / count
     if leans and count >= _MANY and rms:
-        answer |= _bias(*_thinned(y, expected), unit, torch.finfo(dtype).tiny)
+        terms = None if scale is None else scale.expand(y.shape) * (_CANCELLED * (1.0 if working else inner / unit))
+        answer |= _bias(*_thinned(y, expected, terms), unit, torch.finfo(dtype).tiny)
     if answer["rms"] > 1.5 or worst > 6.0 or answer.get("lost"):
         answer["profile"] = profile(error if finite is None else _spread_out(error, finite))
         largest = y.abs()
@@ -149,19 +151,23 @@ def _non_finite(y: Tensor, expected: Tensor, dtype: torch.dtype) -> tuple[Tensor
     return kept, answer | {"undefined": undefined, "infinite": both.numel() - undefined}
 
 
-def _thinned(y: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+def _thinned(y: Tensor, expected: Tensor, terms: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Rows enough for a mean: every so-manieth of the first dimension."""
     step = y.numel() // _PLENTY
-    if step < 2 or y.shape[0] < 2 * step:
-        return (y, expected) if step < 2 or y.dim() > 1 else (y[::step], expected[::step])
-    return y[::step], expected[::step]
+    if step < 2 or (y.shape[0] < 2 * step and y.dim() > 1):
+        return y, expected, terms
+    return y[::step], expected[::step], None if terms is None else terms[::step]
 
 
-def _bias(y: Tensor, expected: Tensor, unit: float, tiny: float) -> dict[str, Any]:
-    """The mean of the relative error over the larger elements, toward the value and upward, with its standard error."""
+def _bias(y: Tensor, expected: Tensor, terms: Tensor | None, unit: float, tiny: float) -> dict[str, Any]:
+    """The mean of the relative error over the larger elements, toward the value and upward, with its standard error.
+
+    `terms`: of an element below it the terms have cancelled, and what is left of them leans anywhere."""
     # Below the normal numbers the distance to the next number no longer shrinks: a relative error means nothing there.
     limit = max(0.5 * float(expected.norm()) / math.sqrt(expected.numel()), 16 * tiny)
     large = expected.abs() > limit
+    if terms is not None:
+        large &= expected.abs() > terms
     count = int(large.sum())
     if count < _MANY:
         return {}

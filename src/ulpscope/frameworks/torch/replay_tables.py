@@ -47,6 +47,7 @@ EXACT = frozenset(
         "new_full",
         "scalar_tensor",
         "eye",
+        "nextafter",
         "arange",
         "cat",
         "stack",
@@ -292,6 +293,8 @@ SEVERAL_ROUNDINGS = frozenset(
         "lerp_",
         "pow",
         "pow_",
+        "linspace",
+        "logspace",
         "remainder",
         "fmod",
         "hypot",
@@ -304,6 +307,7 @@ SEVERAL_ROUNDINGS = frozenset(
         "binary_cross_entropy",
         "binary_cross_entropy_backward",
         "binary_cross_entropy_with_logits",
+        "logit",
         "glu",
         "glu_backward",
         "prelu",
@@ -311,6 +315,20 @@ SEVERAL_ROUNDINGS = frozenset(
         "_prelu_kernel_backward",
     ]
 )
+
+# Places are worked out from an operand, which is 1 at the edge: near zero it moves by a unit of that. Where it stands.
+POSITIONS = {
+    "grid_sampler_2d": 1,
+    "grid_sampler_3d": 1,
+    "_grid_sampler_2d_cpu_fallback": 1,
+    "cudnn_grid_sampler": 1,
+    "grid_sampler_2d_backward": 2,
+    "grid_sampler_3d_backward": 2,
+    "_grid_sampler_2d_cpu_fallback_backward": 2,
+    "cudnn_grid_sampler_backward": 2,
+}
+# Jumps where an operand is a unit larger: both sides are right there.
+JUMPS = frozenset({*POSITIONS, "div", "floor_divide", "remainder", "fmod", "frac", "heaviside", "linspace", "logspace"})
 
 # Returns values and where they were: judged by what is found at those places, so that a tie may be broken either way.
 CHOOSES = frozenset(
@@ -330,7 +348,16 @@ CHOOSES = frozenset(
         "cummin",
     ]
 )
-POOLS = frozenset({"max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d"})
+POOLS = frozenset(
+    [
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
+        "fractional_max_pool2d",
+        "fractional_max_pool3d",
+    ]
+)
 
 # A result that decides what is computed later: other shapes and indices after it are a decision, not an error.
 DECIDES = frozenset(
