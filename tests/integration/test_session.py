@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ulpscope
-from ulpscope.errors import CaptureError, ConfigError
-from ulpscope.naming import call_text
+from ulpscope.model.errors import CaptureError, ConfigError
+from ulpscope.model.names import call_text
 
 X = torch.ones(4)
 

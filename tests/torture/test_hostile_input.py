@@ -26,8 +26,8 @@ from ulpscope.compare.engine import compare_dumps
 from ulpscope.compare.mapping import read_mapping
 from ulpscope.compat.msprobe.config import load_config
 from ulpscope.compat.msprobe.merge import load_merge_config
-from ulpscope.config import capture_config, read_config_file
-from ulpscope.errors import DumpError, UlpscopeError
+from ulpscope.model.errors import DumpError, UlpscopeError
+from ulpscope.model.options import capture_config, read_config_file
 from ulpscope.report.merge import read_results
 from ulpscope.store import layout
 from ulpscope.store.formats.cann import read_kernel

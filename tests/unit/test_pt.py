@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from ulpscope.dtypes import DTYPES
-from ulpscope.errors import DumpError
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.model.errors import DumpError
 from ulpscope.store.formats.pt import read_pt, write_pt
 
 SHAPES = ((), (0,), (3, 5), (2, 0, 3), (300,))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ulpscope.dtypes import DTYPES
+from ulpscope.model.dtypes import DTYPES
 from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.formats.stored_zip import Member, _usual, bytes_of, members_of
 

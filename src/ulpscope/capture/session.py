@@ -24,7 +24,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from ulpscope import parts, taps
 from ulpscope.capture.folder import absolute, claim, make_folder, token_of
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
@@ -32,8 +31,6 @@ from ulpscope.capture.sieve import OverflowSieve
 from ulpscope.capture.surroundings import surroundings
 from ulpscope.capture.vendor import is_below, vendor_dump
 from ulpscope.capture.watch import RUN_VARIABLE
-from ulpscope.config import CaptureConfig, capture_config
-from ulpscope.errors import CaptureError, FolderTakenError, NoRoomError, OverflowStop
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch import devices, internals, probe
@@ -41,8 +38,11 @@ from ulpscope.frameworks.torch.finiteness import TorchFiniteness
 from ulpscope.frameworks.torch.module_tap import ModuleNames
 from ulpscope.frameworks.torch.overflow_flag import overflow_flag
 from ulpscope.frameworks.torch.step_watch import StepWatch
-from ulpscope.naming import SAVED
-from ulpscope.records import Phase, Role
+from ulpscope.model.errors import CaptureError, FolderTakenError, NoRoomError, OverflowStop
+from ulpscope.model.names import SAVED
+from ulpscope.model.options import CaptureConfig, capture_config
+from ulpscope.model.records import Phase, Role
+from ulpscope.native import parts, taps
 from ulpscope.store import layout
 from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter

@@ -17,7 +17,7 @@ from ulpscope.analyze.ledger import REPLAY, Judgement, Verdict, judge
 from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
 from ulpscope.cli.compare import compared
 from ulpscope.cli.launch import WithCommand, ending, launch
-from ulpscope.errors import CaptureError, DumpError
+from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, counted, next_commands
 from ulpscope.report.outcome import Answer

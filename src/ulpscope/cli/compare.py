@@ -21,8 +21,8 @@ from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
-from ulpscope.errors import DumpError
-from ulpscope.records import CallRecord, Frame
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
 from ulpscope.report.outcome import Outcome, UnitOutcome
 from ulpscope.report.outcome_json import outcome_json

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ulpscope.errors import CaptureError, DumpError
+from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.store.formats.cann import kernel_files, kernel_name
 from ulpscope.store.formats.cann_layouts import TARGETS
 from ulpscope.store.formats.cann_npy import convert_kernel, kernel_dumps_at

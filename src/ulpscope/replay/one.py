@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.frameworks.torch.replay_again import PRECISIONS, Repeated, is_tensor, raw_of, repeat, same_bits
-from ulpscope.naming import call_text
-from ulpscope.records import CallRecord, Role
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallRecord, Role
 from ulpscope.store.ledger import Row, row_of
 from ulpscope.store.places import place_of, products_of
 from ulpscope.store.reader import Dump, open_dump

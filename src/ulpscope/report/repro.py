@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ulpscope.errors import DumpError
-from ulpscope.naming import GENERATOR, call_text
-from ulpscope.records import CallRecord, Manifest, Role, Value
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import GENERATOR, call_text
+from ulpscope.model.records import CallRecord, Manifest, Role, Value
 from ulpscope.report.replay import replay_lines
 from ulpscope.report.repro_script import CALL, HEAD, REST
 from ulpscope.store.ledger import Row

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.store.fields import read_fields
 from ulpscope.store.layout import is_native
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ulpscope.errors import CaptureError, DumpError
+from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.store.fields import read_fields
 
 SEED_FILE = "free_benchmark.csv"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ulpscope.naming import MODULE, OPTIMIZER, call_text
-from ulpscope.records import CallId, CallRecord, Phase
+from ulpscope.model.names import MODULE, OPTIMIZER, call_text
+from ulpscope.model.records import CallId, CallRecord, Phase
 from ulpscope.store.reader import Dump
 
 _KERNELS = {"Aten": "aten", "NPU": "npu"}

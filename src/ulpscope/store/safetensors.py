@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 
 # Names of ours -> names of the format.
 _NAMES = {

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ulpscope.dtypes import dtype_named
-from ulpscope.records import CallRecord, Phase, Role, Value
+from ulpscope.model.dtypes import dtype_named
+from ulpscope.model.records import CallRecord, Phase, Role, Value
 from ulpscope.report.table import replacing
 from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.reader import Dump

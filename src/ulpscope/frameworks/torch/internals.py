@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ulpscope import taps
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
+from ulpscope.native import taps
 
 log = logging.getLogger(__name__)
 # The versions that every change is tried on; the newest are (minor, minor).

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import in_our_code, is_left_over
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, bordered, caller_of
 from ulpscope.frameworks.torch.recursion import STRETCH, Room
-from ulpscope.naming import MODULE
-from ulpscope.records import Phase, Role
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import Phase, Role
+from ulpscope.native import taps
 
 if TYPE_CHECKING:
     from ulpscope.frameworks.torch.step_watch import StepWatch

@@ -18,10 +18,10 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.dtypes import DType
-from ulpscope.errors import DumpError
-from ulpscope.naming import MODULE, OPTIMIZER, SAVED, parse_call
-from ulpscope.records import (
+from ulpscope.model.dtypes import DType
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import MODULE, OPTIMIZER, SAVED, parse_call
+from ulpscope.model.records import (
     CallId,
     CallRecord,
     Frame,

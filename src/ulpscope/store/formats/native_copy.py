@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ulpscope import native
-from ulpscope.dtypes import dtype_named
-from ulpscope.errors import DumpError
-from ulpscope.records import CallRecord, Summary, Value
+from ulpscope.model.dtypes import dtype_named
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import CallRecord, Summary, Value
+from ulpscope.native import measuring
 from ulpscope.store import layout
 from ulpscope.store.parts import with_parts
 from ulpscope.store.reader import Dump
@@ -20,7 +20,7 @@ from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUT
 from ulpscope.store.writer import DumpWriter
 
 _RING = 16 << 20
-_FLAGS = native.STATS | native.CRC | native.SKETCH
+_FLAGS = measuring.STATS | measuring.CRC | measuring.SKETCH
 
 
 def write_native(dump: Dump, folder: Path) -> None:
@@ -149,13 +149,13 @@ class _Copy:
         return self._writer.add_measure(bits.ctypes.data, dtype.code, shape, None, _FLAGS, place)
 
     def _told(self, value: Value) -> int:
-        row = np.zeros((), dtype=native.ROW)
+        row = np.zeros((), dtype=measuring.ROW)
         row["payload_offset"] = NONE64
         if value.stats is not None:
             _fill(row, value.stats)
         if value.checksum is not None:
             row["crc"] = with_parts(value.checksum, value.parts, value.extra)
-            row["kind"] |= native.CRC
+            row["kind"] |= measuring.CRC
         return self._writer.add_measured(row.tobytes())
 
 
@@ -166,7 +166,7 @@ def _fill(row: Any, stats: Summary) -> None:
         for field, count in (("nan", "nan_count"), ("posinf", "posinf_count"), ("neginf", "neginf_count")):
             row[field] = getattr(stats, count)
         row["zero"] = stats.zero_count
-        kind = native.STATS
+        kind = measuring.STATS
     else:
         numbers = [stats.max, stats.min, stats.mean, stats.norm]
         kind = TOLD
@@ -174,7 +174,7 @@ def _fill(row: Any, stats: Summary) -> None:
     extremes = [0 if number is None else number for number in numbers[:2]]
     unsigned = max(extremes) >= 1 << 63
     if all(isinstance(number, int) for number in extremes) and not (unsigned and min(extremes) < 0):
-        kind |= native.KIND_UNSIGNED if unsigned else native.KIND_SIGNED
+        kind |= measuring.KIND_UNSIGNED if unsigned else measuring.KIND_SIGNED
         form = "<Q" if unsigned else "<q"
     else:
         form = "<d"

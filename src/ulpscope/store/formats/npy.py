@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ulpscope.dtypes import DTYPES, DType, values_from
-from ulpscope.errors import DumpError
+from ulpscope.model.dtypes import DTYPES, DType, values_from
+from ulpscope.model.errors import DumpError
 from ulpscope.store.formats.plain_file import mapped
 
 _MAGIC = b"\x93NUMPY"

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 
 # A pipe that nobody writes to must not hold the reader up, and Windows has neither flag.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

@@ -20,9 +20,9 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from ulpscope import native
-from ulpscope.dtypes import DTYPES, DType
-from ulpscope.errors import DumpError
+from ulpscope.model.dtypes import DTYPES, DType
+from ulpscope.model.errors import DumpError
+from ulpscope.native import measuring
 from ulpscope.store.formats.stored_zip import Member, bytes_of, damaged, members_of
 from ulpscope.store.mapped import StoredBits
 
@@ -99,7 +99,7 @@ def _archive(members: dict[str, memoryview]) -> Iterator[bytes | memoryview]:
     """The bytes of a zip of stored members, in few pieces: zipfile takes ten times as long for a small tensor."""
     head, directory, size = b"", b"", 0
     for name, content in members.items():
-        text, crc = name.encode(), native.crc32(content)
+        text, crc = name.encode(), measuring.crc32(content)
         padding = -(size + _LOCAL_HEADER + len(text) + 4) % _ALIGN
         extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
         facts = struct.pack("<5H3I", 20, 0, 0, 0, _DOS_DATE, crc, content.nbytes, content.nbytes)
@@ -263,7 +263,7 @@ def _read(path: Path | str, view: memoryview, members: dict[str, Member]) -> Sto
     bits = memoryview(_elements(tensor, raw))
     if bits.nbytes == stored.size and bits.obj is raw.obj:
         return StoredBits(tensor.dtype, bits, tensor.shape, stored.crc, _unreadable(path, damaged(stored)))
-    if native.crc32(raw) != stored.crc:
+    if measuring.crc32(raw) != stored.crc:
         raise ValueError(damaged(stored))
     return StoredBits(tensor.dtype, bits, tensor.shape)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
 
 _DEEPEST = 16
 

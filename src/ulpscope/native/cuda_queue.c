@@ -1,6 +1,6 @@
 /* Queueing the measuring of a tensor on its device, for the ordinary case: a kernel that is compiled, a batch with room.
  * cuda_gauge.py has the whole of it, makes the kernels and the batches, and takes every other case. */
-#include "_taps.h"
+#include "capture.h"
 #include <math.h>
 #include <structmember.h>
 
@@ -219,7 +219,7 @@ static PyMemberDef kernel_members[] = {
         NULL},
     {"shared", T_UINT, offsetof(Kernel, shared), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot kernel_slots[] = {{Py_tp_members, kernel_members}, {0, NULL}};
-PyType_Spec kernel_spec = {"ulpscope._taps.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
+PyType_Spec kernel_spec = {"ulpscope.native._taps.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 
 static int take_scalars(PyObject *tuple, uint64_t *to) {
     Py_ssize_t count = PyTuple_Size(tuple);
@@ -252,7 +252,7 @@ static void recipe_dealloc(Recipe *r) {
     Py_DECREF(type);
 }
 static PyType_Slot recipe_slots[] = {{Py_tp_init, recipe_init}, {Py_tp_dealloc, recipe_dealloc}, {0, NULL}};
-PyType_Spec recipe_spec = {"ulpscope._taps.Recipe", sizeof(Recipe), 0, Py_TPFLAGS_DEFAULT, recipe_slots};
+PyType_Spec recipe_spec = {"ulpscope.native._taps.Recipe", sizeof(Recipe), 0, Py_TPFLAGS_DEFAULT, recipe_slots};
 
 static int lane_init(Lane *l, PyObject *args, PyObject *kwargs) {
     PyObject *capturing, *stream_of, *device, *unknown, *kernel;
@@ -295,7 +295,7 @@ static PyMethodDef lane_methods[] = {{"bind", (PyCFunction)lane_bind, METH_VARAR
 static PyType_Slot lane_slots[] = {
     {Py_tp_init, lane_init}, {Py_tp_dealloc, lane_dealloc}, {Py_tp_members, lane_members}, {Py_tp_methods,
         lane_methods}, {0, NULL}};
-PyType_Spec lane_spec = {"ulpscope._taps.Lane", sizeof(Lane), 0, Py_TPFLAGS_DEFAULT, lane_slots};
+PyType_Spec lane_spec = {"ulpscope.native._taps.Lane", sizeof(Lane), 0, Py_TPFLAGS_DEFAULT, lane_slots};
 
 /* --- answers ----------------------------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* Functions of others that take tensors and of which torch sees no call: while somebody asks for it, he is told of each call when it
  * has ended. A function has a field that says how Python calls it fastest, which counts neither for what it equals nor for its hash:
  * no object is exchanged. */
-#include "_taps.h"
+#include "capture.h"
 
 typedef PyObject *(*Vector)(PyObject *, PyObject *const *, size_t, PyObject *);
 typedef PyObject *(*Function)(PyObject *, PyObject *, PyObject *);

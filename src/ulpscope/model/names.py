@@ -13,7 +13,7 @@ A repeated backward of the same call carries `~1`, `~2` behind its name.
 
 from __future__ import annotations
 
-from ulpscope.records import CallId, Phase, Role, Slot
+from ulpscope.model.records import CallId, Phase, Role, Slot
 
 MODULE = "Module"
 # The type of a generator of random numbers; its state is told as a text.

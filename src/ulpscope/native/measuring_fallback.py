@@ -1,4 +1,4 @@
-"""The functions of `_native` in numpy, for machines where the extension could not be built.
+"""The functions of `_measure` in numpy, for machines where the extension could not be built.
 
 Same arguments, same bytes: maximum, minimum, counts, CRC and fingerprint are equal to the extension's, sums, norms and
 sketches agree to rounding.  Works on raw memory in chunks, so the memory it takes does not grow with the tensor.

@@ -36,16 +36,16 @@ from the file again when they are read.
 
 from dataclasses import dataclass
 
-from ulpscope import pairs_fallback
+from ulpscope.native import pairs_fallback
 
 try:
-    from ulpscope._pairs import contrast, contrast_all, let_go, skip_json
-    from ulpscope._pairs import totals as added_up
+    from ulpscope.native._pairs import contrast, contrast_all, let_go, skip_json
+    from ulpscope.native._pairs import totals as added_up
 
     HAVE_EXTENSION = True
 except ImportError:
-    from ulpscope.pairs_fallback import contrast, contrast_all, let_go, skip_json
-    from ulpscope.pairs_fallback import totals as added_up
+    from ulpscope.native.pairs_fallback import contrast, contrast_all, let_go, skip_json
+    from ulpscope.native.pairs_fallback import totals as added_up
 
     HAVE_EXTENSION = False
 

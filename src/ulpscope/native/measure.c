@@ -4,15 +4,15 @@
  * The file includes itself per vector size VB and float width W (the part at the end), so that every kernel is written
  * once.  Sums run in 16 lanes whatever the vector size: a result does not depend on the machine. */
 #ifndef VB
-#include "_abi.h"
+#include "abi.h"
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
-#include "_crc.h"
-#include "_measure.h"
+#include "crc.h"
+#include "measure.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
 
 enum { STATS = 1, CRC = 2, SKETCH = 4, SIGNED = 8, UNSIGNED = 16 };
@@ -74,12 +74,12 @@ static uint32_t sketch_mask[256][8];
 #define LIMIT_64_64(op, a, b) _mm512_##op##_pd(a, b)
 
 #define VB 16
-#include "_native.c"
+#include "measure.c"
 #ifdef __x86_64__
 #define VB 32
-#include "_native.c"
+#include "measure.c"
 #define VB 64
-#include "_native.c"
+#include "measure.c"
 #endif
 
 /* Written once, when the module is made; read-only from then on. */
@@ -543,14 +543,14 @@ static PyMethodDef methods[] = {
 };
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
 static struct PyModuleDef definition = {
-    .m_base = PyModuleDef_HEAD_INIT, .m_name = "_native", .m_methods = methods, .m_slots = slots};
-PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
+    .m_base = PyModuleDef_HEAD_INIT, .m_name = "_measure", .m_methods = methods, .m_slots = slots};
+PyMODINIT_FUNC PyInit__measure(void) { return PyModuleDef_Init(&definition); }
 
 #elif !defined(W)
 #define W 32
-#include "_native.c"
+#include "measure.c"
 #define W 64
-#include "_native.c"
+#include "measure.c"
 static const Kernels JOIN2(kernels_, VB)[2] = {SET(VB, 32), SET(VB, 64)};
 #undef VB
 
@@ -648,7 +648,7 @@ TARGET static void NAME(sketch)(const void *p, uint64_t block, size_t blocks, vo
 }
 
 #define WIDEN_HALF NAME(half)
-#include "_half.h"
+#include "half.h"
 
 TARGET static void NAME(bfloat)(const void *p, void *out, size_t n) {
     for (size_t i = 0; i < n; i++) ((u32 *)out)[i] = (u32)((const u16 *)p)[i] << 16;

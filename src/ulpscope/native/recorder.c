@@ -1,5 +1,5 @@
 /* What Python calls: the same functions for taps that are written in Python, and what they work with. */
-#include "_taps.h"
+#include "capture.h"
 #include <structmember.h>
 
 static const char *const given_names[GIVEN] = {
@@ -199,4 +199,4 @@ static PyType_Slot fast_slots[] = {
     {Py_tp_members, fast_members},
     {Py_tp_init, fast_init}, {Py_tp_dealloc, fast_dealloc}, {Py_tp_traverse, fast_traverse}, {Py_tp_clear, fast_clear},
     {Py_tp_methods, fast_methods}, {0, NULL}};
-PyType_Spec fast_spec = {"ulpscope._taps.Fast", sizeof(Fast), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_slots};
+PyType_Spec fast_spec = {"ulpscope.native._taps.Fast", sizeof(Fast), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_slots};

@@ -10,7 +10,7 @@ MODES = ("full", "safe", "off")
 ASKED = os.environ.get("ULPSCOPE_NATIVE", "")
 
 try:
-    from ulpscope import _taps as C
+    from ulpscope.native import _taps as C
 
     HAVE_EXTENSION = True
 except ImportError:

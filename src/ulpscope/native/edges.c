@@ -1,5 +1,5 @@
 /* Edges of the graph: which of them are the arguments of a call, and what a node leads to. */
-#include "_taps.h"
+#include "capture.h"
 
 /* The node that made a tensor, or NULL where there is none; -1 after an error. With a node of Python comes a reference. */
 int node_of(PyObject *value, Direct *direct, int native, void **node) {
@@ -113,7 +113,7 @@ static void edges_dealloc(EdgesObject *e) {
 static PyObject *table_of_edges(EdgesObject *e, PyObject *none) { return edges_table(&e->edges); }
 static PyMethodDef edges_methods[] = {{"table", (PyCFunction)table_of_edges, METH_NOARGS, "Paths by edge."}, {NULL, NULL, 0, NULL}};
 static PyType_Slot edges_slots[] = {{Py_tp_dealloc, edges_dealloc}, {Py_tp_methods, edges_methods}, {0, NULL}};
-PyType_Spec edges_spec = {"ulpscope._taps.Edges", sizeof(EdgesObject), 0, Py_TPFLAGS_DEFAULT, edges_slots};
+PyType_Spec edges_spec = {"ulpscope.native._taps.Edges", sizeof(EdgesObject), 0, Py_TPFLAGS_DEFAULT, edges_slots};
 
 int children_of(void *node, int native, Children *to) {
     *to = (Children){node, native ? NULL : GET((PyObject *)node, NEXT_FUNCTIONS), 0};

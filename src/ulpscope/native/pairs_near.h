@@ -1,4 +1,4 @@
-/* The pass over a block whose elements are nearly all close: included by _pairs_kernels.h for each vector size VB.
+/* The pass over a block whose elements are nearly all close: included by pairs_kernels.h for each vector size VB.
  *
  * Where |t - r| is below a thousandth of |r|, the difference of two float32 is a float32, exactly, and so is its size in
  * units in the last place; half as many vectors do.  What is left for float64 are sums, of exact products; those of t

@@ -1,16 +1,16 @@
-/* What the files of the capture's hot path share: _taps.c (frames, calls), _taps_numbers.c (names, stacks, values),
- * _taps_modes.c (calls and the function mode), _taps_modules.c (modules), _taps_fast.c (what Python calls),
- * _taps_backward.c (gradients), _taps_edges.c (the graph), _taps_gauge.c (tensors on a device), _taps_torch.c (torch
- * without Python), _taps_gate.c (the lock), _taps_foreign.c (functions of extensions). */
+/* What the files of the capture's hot path share: capture.c (frames, calls), values.c (names, stacks, values),
+ * calls.c (calls and the function mode), modules.c (modules), recorder.c (what Python calls),
+ * gradients.c (gradients), edges.c (the graph), cuda_queue.c (tensors on a device), torch_abi.c (torch
+ * without Python), gate.c (the lock), foreign.c (functions of extensions). */
 #ifndef ULPSCOPE_TAPS_H
 #define ULPSCOPE_TAPS_H
-#include "_abi.h"
-#include "_measure.h"
+#include "abi.h"
+#include "measure.h"
 
 enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3, FEW_VALUES = 6, FEW_EDGES = 4 };
 #define NONE32 0xFFFFFFFFu
 
-/* Words of Python, in the order of their spelling in _taps.c. */
+/* Words of Python, in the order of their spelling in capture.c. */
 enum {
     F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG, IS_CONJ,
     IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK,
@@ -172,7 +172,7 @@ typedef struct {
     uint64_t armed;
 } Fast;
 
-/* Of _taps_torch.c: an ordinary tensor, without Python. */
+/* Of torch_abi.c: an ordinary tensor, without Python. */
 typedef struct {
     void *impl;
     uint64_t keys, version, pointer, offset;
@@ -222,7 +222,7 @@ void heard_again(Quiet *);
 int64_t sequence_now(Fast *);
 int traces(Fast *);
 
-/* Of _taps_numbers.c. Numbers are -1 after an error. */
+/* Of values.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
 void drop_metas(Fast *);
 void drop_anchors(Fast *);
@@ -250,7 +250,7 @@ int is_plain(const Fast *, PyObject *value);  /* neither a tensor nor anything t
 typedef int (*Visit)(Fast *, void *to, PyObject *path, PyObject *leaf);
 int visit_leaves(Fast *, PyObject *value, PyObject *path, Visit, void *to);
 
-/* Of _taps_modes.c. */
+/* Of calls.c. */
 enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
 Call *open_call(Fast *, State *, PyObject *kind, PyObject *name, PyObject *frame, int phase, int carries);
 int phase_of(const Fast *, PyObject *phase);
@@ -281,22 +281,22 @@ typedef struct ApiFacts {
     long flags;
 } ApiFacts;
 
-/* Of _taps_foreign.c. */
+/* Of foreign.c. */
 PyObject *watch_foreign(PyObject *module, PyObject *args);
 
-/* Of _taps_gate.c. */
+/* Of gate.c. */
 int gate_take(struct Gate *);
 int gate_give_up(struct Gate *);
 int gate_is_held(const struct Gate *);
 
-/* Of _taps_gauge.c. */
+/* Of cuda_queue.c. */
 int64_t queue_measure(Fast *, PyObject *lane, PyObject *recipe, PyObject *value, uint64_t pointer);
 int launch_queued(Fast *);
 int is_lane(PyObject *);
 PyObject *rows_of(PyObject *module, PyObject *args);
 PyObject *copy_back(PyObject *module, PyObject *args);
 
-/* Of _taps_edges.c. */
+/* Of edges.c. */
 #define LEAF NONE64 /* the sequence number of nodes that accumulate */
 /* Nodes are objects of Python, or, where the graph can be read without it, torch's own; then nothing of Python is made for them. */
 typedef struct {
@@ -332,7 +332,7 @@ int child_at(const Children *, size_t at, Child *);
 int find_edge(const Edges *, const Child *, int turn);
 PyObject *edges_table(const Edges *);
 
-/* Of _taps_backward.c. */
+/* Of gradients.c. */
 int arm(Fast *, Call *, int64_t sequence, Edges *, PyObject *args, PyObject *kwargs, PyObject *result);
 void drop_passes(Fast *);
 PyObject *fast_hook(Fast *, PyObject *args);

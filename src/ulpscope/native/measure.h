@@ -1,9 +1,9 @@
 /* How one extension has a tensor measured by another, without Python between them. */
 #ifndef ULPSCOPE_MEASURE_H
 #define ULPSCOPE_MEASURE_H
-#include "_abi.h"
+#include "abi.h"
 
-#define MEASURE_FOR_C "ulpscope._native.MEASURE_FOR_C" /* what the capsule is called */
+#define MEASURE_FOR_C "ulpscope.native._measure.MEASURE_FOR_C" /* what the capsule is called */
 #define NONE64 0xFFFFFFFFFFFFFFFFu /* no payload, and no sketch: tables.py */
 enum { MEASURE_BYTES = 112, MOST_OF_ROW = MEASURE_BYTES + 4 * 256 }; /* a row; with the longest sketch */
 typedef struct {

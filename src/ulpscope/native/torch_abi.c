@@ -2,7 +2,7 @@
  * tensor. Nothing is assumed of how torch lays out its objects: `learn` finds where a tensor has its implementation and its
  * dispatch keys, by samples whose addresses and keys Python tells, and compares every answer with that of Python. Where
  * anything differs, or a function is missing, tensors are asked through their attributes, here as everywhere. */
-#include "_taps.h"
+#include "capture.h"
 #ifndef _WIN32
 #include <dlfcn.h>
 #endif

@@ -1,6 +1,6 @@
 /* Numbers for the texts, names, stacks and values of a step.  What a text says stays known from step to step; its number
  * is given anew in each. */
-#include "_taps.h"
+#include "capture.h"
 #ifndef _WIN32
 #include <dlfcn.h>
 #endif

@@ -1,10 +1,10 @@
 /* Reads two tensors once, side by side, and says how they differ; finds the end of a JSON value.
  * Knows two buffers and their dtype codes.  The State contrast() adds to is described in pairs.py, and pairs_fallback.py
  * gives the same numbers in numpy: change all three together.
- * The kernels are in _pairs_kernels.h, which is included for each vector size VB, so that every kernel is written once, and
- * in _pairs_near.h.  Sums run in 8 lanes whatever the vector size and a product that is rounded is never fused with a sum
+ * The kernels are in pairs_kernels.h, which is included for each vector size VB, so that every kernel is written once, and
+ * in pairs_near.h.  Sums run in 8 lanes whatever the vector size and a product that is rounded is never fused with a sum
  * (setup.py): a result does not depend on the machine. */
-#include "_abi.h"
+#include "abi.h"
 #include <math.h>
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
-#include "_crc.h"
+#include "crc.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are read as they lie in memory");
 
 enum { BLOCK = 4096, LANES = 8, LARGE = 16384, DTYPES = 21, ASIDE = 16, TILE = 512, SUMMED = 4 * BLOCK };
@@ -43,7 +43,7 @@ typedef struct {
     const u8 *at[2];
     size_t step[2];
 } Ahead;
-/* The elements of a block that are not close, and what _pairs_near.h makes of the others. */
+/* The elements of a block that are not close, and what pairs_near.h makes of the others. */
 typedef struct {
     size_t count;
     _Alignas(64) f32 side[2][ASIDE + BLOCK / 32 + 4 * LANES], size[TILE + 2 * LANES], seen[TILE + 2 * LANES];
@@ -103,12 +103,12 @@ static float float8[5][256];
 #define EXACT_64(to, a, b) to = _mm512_fmadd_pd(a, b, to)
 
 #define VB 16
-#include "_pairs_kernels.h"
+#include "pairs_kernels.h"
 #ifdef __x86_64__
 #define VB 32
-#include "_pairs_kernels.h"
+#include "pairs_kernels.h"
 #define VB 64
-#include "_pairs_kernels.h"
+#include "pairs_kernels.h"
 #endif
 
 static const Machine *machine = &machine_16;

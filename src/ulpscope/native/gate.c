@@ -1,6 +1,6 @@
 /* The gate: the lock that a thread holds while our code runs on it. As threading.RLock is, which would be called through Python
  * four times a call. What is here changes under the lock of the interpreter. */
-#include "_taps.h"
+#include "capture.h"
 
 typedef struct Gate {
     PyObject_HEAD
@@ -73,4 +73,4 @@ static PyMethodDef gate_methods[] = {
     {NULL, NULL, 0, NULL}};
 static PyType_Slot gate_slots[] = {{Py_tp_init, gate_init}, {Py_tp_dealloc, gate_dealloc}, {Py_tp_repr, gate_repr},
     {Py_tp_methods, gate_methods}, {0, NULL}};
-PyType_Spec gate_spec = {"ulpscope._taps.Gate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT, gate_slots};
+PyType_Spec gate_spec = {"ulpscope.native._taps.Gate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT, gate_slots};

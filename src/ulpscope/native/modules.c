@@ -1,6 +1,6 @@
 /* Calls of modules, and gradients of parameters, in the ordinary case: a module inside another on a thread that is known.
  * module_tap.py has the whole of it and takes every other case. */
-#include "_taps.h"
+#include "capture.h"
 
 enum { STRETCH = 16 }; /* recursion.py */
 
@@ -281,7 +281,7 @@ static void around_dealloc(Around *a) {
 static PyType_Slot around_slots[] = {{Py_tp_init, around_init}, {Py_tp_call, around_call}, {Py_tp_dealloc,
     around_dealloc}, {Py_tp_traverse, around_traverse}, {Py_tp_clear, around_clear}, {0, NULL}};
 PyType_Spec around_spec = {
-    "ulpscope._taps.Around", sizeof(Around), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, around_slots};
+    "ulpscope.native._taps.Around", sizeof(Around), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, around_slots};
 
 static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyObject *grad) {
     Fast *f = v->fast;
@@ -396,4 +396,4 @@ static PyType_Slot arrival_slots[] = {{Py_tp_init, arrival_init}, {Py_tp_call, a
     arrival_dealloc}, {Py_tp_traverse, arrival_traverse}, {Py_tp_clear, arrival_clear}, {Py_tp_methods, arrival_methods},
     {0, NULL}};
 PyType_Spec arrival_spec = {
-    "ulpscope._taps.Arrival", sizeof(Arrival), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, arrival_slots};
+    "ulpscope.native._taps.Arrival", sizeof(Arrival), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, arrival_slots};

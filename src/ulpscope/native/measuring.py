@@ -9,7 +9,7 @@ code, a shape, and strides in elements (None when contiguous).  The caller keeps
     crc32(data, value=0) -> int
     fingerprint(ptr, itemsize, shape, stride) -> bytes
 
-`MEASURE_FOR_C` is `measure` for C, without a payload (None in the fallback); `_measure.h` declares it.
+`MEASURE_FOR_C` is `measure` for C, without a payload (None in the fallback); `measure.h` declares it.
 
 `measure` returns one `ROW` followed by `sketch_len` float32.  `max_bits` and `min_bits` are the bits of a float64, of an
 int64 where `kind` has KIND_SIGNED, or of a uint64 where it has KIND_UNSIGNED; a zero is always 0.0, never -0.0.  Maximum,
@@ -39,15 +39,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 try:
-    from ulpscope._native import MEASURE_FOR_C, VERSION, crc32, fingerprint, gather, measure
+    from ulpscope.native._measure import MEASURE_FOR_C, VERSION, crc32, fingerprint, gather, measure
 
     HAVE_EXTENSION = True
 except ImportError:
-    from ulpscope.native_fallback import VERSION, crc32, fingerprint, gather, measure
+    from ulpscope.native.measuring_fallback import VERSION, crc32, fingerprint, gather, measure
 
     HAVE_EXTENSION = False
     MEASURE_FOR_C = None
-from ulpscope.native_fallback import sketch_masks
+from ulpscope.native.measuring_fallback import sketch_masks
 
 __all__ = [
     "CRC",

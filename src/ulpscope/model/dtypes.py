@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 
 Array = NDArray[Any]
 

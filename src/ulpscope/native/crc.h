@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "_cpu.h"
+#include "cpu.h"
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif

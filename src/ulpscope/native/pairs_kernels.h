@@ -1,11 +1,11 @@
-/* What _pairs.c does with a block of elements, by vector size VB: it includes this file once for each, and the file includes
+/* What pairs.c does with a block of elements, by vector size VB: it includes this file once for each, and the file includes
  * itself for the float widths W. */
 #ifndef W
 #define W 32
-#include "_pairs_kernels.h"
+#include "pairs_kernels.h"
 #define W 64
-#include "_pairs_kernels.h"
-#include "_pairs_near.h"
+#include "pairs_kernels.h"
+#include "pairs_near.h"
 #define FROM(name) JOIN2(JOIN2(from_, name), JOIN2(_, VB))
 #define WIDEN(name, from, to, value)                                                                                   \
     TARGET static void FROM(name)(const void *p, void *out, size_t n) {                                                \
@@ -24,7 +24,7 @@ WIDEN(bf16, u16, u32, (u32)x[i] << 16)
     }
 DIFFERENCE_OF(signed, i64) DIFFERENCE_OF(unsigned, u64)
 #define WIDEN_HALF FROM(half)
-#include "_half.h"
+#include "half.h"
 static const Machine JOIN2(machine_, VB) = {
     {SET(32), SET(64)}, JOIN2(near_, VB),
     {NULL, NULL, FROM(half), FROM(bf16), FROM(i8), FROM(u8), FROM(i16), FROM(i32), FROM(i64), FROM(bool), FROM(u16),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.dtypes import DTYPES, DType, values_from
+from ulpscope.model.dtypes import DTYPES, DType, values_from
 
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview | mmap.mmap

@@ -1,9 +1,9 @@
 /* The part of a capture that runs for every call: numbers for names, stacks and values, the frames of the journal, the
  * function mode and the hook behind an autograd node.  Everything unusual goes to the Python beside it: recorder.py,
  * summary.py, function_tap.py and backward.py, which do the same without this file; store/frames.py has the frames.
- * Nothing here is linked with torch: _taps_torch.c asks ordinary tensors, others are asked through their attributes.
+ * Nothing here is linked with torch: torch_abi.c asks ordinary tensors, others are asked through their attributes.
  * The lock that keeps all this in order is the recorder's gate, held by every caller. */
-#include "_taps.h"
+#include "capture.h"
 #include <errno.h>
 #include <structmember.h>
 #ifndef _WIN32
@@ -396,7 +396,7 @@ static PyType_Slot frames_slots[] = {
     {Py_tp_init, frames_init}, {Py_tp_dealloc, frames_dealloc}, {Py_tp_traverse, frames_traverse},
     {Py_tp_clear, frames_clear}, {Py_tp_methods, frames_methods}, {Py_tp_members, frames_members}, {0, NULL}};
 static PyType_Spec frames_spec = {
-    "ulpscope._taps.Frames", sizeof(Frames), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, frames_slots};
+    "ulpscope.native._taps.Frames", sizeof(Frames), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, frames_slots};
 
 /* --- calls and threads ------------------------------------------------------------------------------------------- */
 
@@ -430,7 +430,7 @@ static PyMemberDef call_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {Py_tp_members, call_members}, {0, NULL}};
-static PyType_Spec call_spec = {"ulpscope._taps.Call", sizeof(Call), 0, Py_TPFLAGS_DEFAULT, call_slots};
+static PyType_Spec call_spec = {"ulpscope.native._taps.Call", sizeof(Call), 0, Py_TPFLAGS_DEFAULT, call_slots};
 
 static int state_traverse(State *s, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(s));
@@ -467,7 +467,7 @@ static PyType_Slot state_slots[] = {
     {Py_tp_dealloc, state_dealloc}, {Py_tp_traverse, state_traverse}, {Py_tp_clear, state_clear},
     {Py_tp_members, state_members}, {0, NULL}};
 static PyType_Spec state_spec = {
-    "ulpscope._taps.State", sizeof(State), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, state_slots};
+    "ulpscope.native._taps.State", sizeof(State), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, state_slots};
 
 PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *gate_type;
 
@@ -524,13 +524,13 @@ static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name
 PyMODINIT_FUNC PyInit__taps(void) { return PyModuleDef_Init(&definition); }
 
 /* All of it is one unit: the compiler sees through calls from file to file, which are most of what is called here. */
-#include "_taps_numbers.c"
-#include "_taps_modes.c"
-#include "_taps_modules.c"
-#include "_taps_fast.c"
-#include "_taps_backward.c"
-#include "_taps_foreign.c"
-#include "_taps_edges.c"
-#include "_taps_gate.c"
-#include "_taps_gauge.c"
-#include "_taps_torch.c"
+#include "values.c"
+#include "calls.c"
+#include "modules.c"
+#include "recorder.c"
+#include "gradients.c"
+#include "foreign.c"
+#include "edges.c"
+#include "gate.c"
+#include "cuda_queue.c"
+#include "torch_abi.c"

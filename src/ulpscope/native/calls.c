@@ -1,5 +1,5 @@
 /* Calls as they come: opening, showing, closing, and the function mode of a thread. */
-#include "_taps.h"
+#include "capture.h"
 #include <structmember.h>
 
 enum { SILENT = 1, QUICK = 2, SIGNED = 4, FUNCTIONAL = 8, MUTATES = 16 }; /* Api.fast */
@@ -600,7 +600,7 @@ static PyObject *mode_attribute(PyObject *m, char *name) {
     return found;
 }
 static PyType_Slot asked_slots[] = {{Py_tp_getattr, mode_attribute}, {Py_tp_getattro, PyObject_GenericGetAttr}, {0, NULL}};
-static PyType_Spec asked_spec = {"ulpscope._taps.AskedMode", 0, 0, Py_TPFLAGS_DEFAULT, asked_slots};
+static PyType_Spec asked_spec = {"ulpscope.native._taps.AskedMode", 0, 0, Py_TPFLAGS_DEFAULT, asked_slots};
 /* A class of modes, below one of Python's, which has no slot for what is asked by a text. */
 PyObject *asked_mode(PyObject *module, PyObject *above) {
     PyObject *bases = PyTuple_Pack(1, above), *made = bases ? PyType_FromSpecWithBases(&asked_spec, bases) : NULL;
@@ -637,4 +637,4 @@ static PyType_Slot mode_slots[] = {
     {Py_tp_init, mode_init}, {Py_tp_call, mode_call}, {Py_tp_dealloc, mode_dealloc}, {Py_tp_traverse, mode_traverse},
     {Py_tp_clear, mode_clear}, {Py_tp_methods, mode_methods}, {0, NULL}};
 PyType_Spec mode_spec = {
-    "ulpscope._taps.Mode", sizeof(Mode), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, mode_slots};
+    "ulpscope.native._taps.Mode", sizeof(Mode), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, mode_slots};

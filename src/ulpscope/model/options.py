@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ulpscope.errors import ConfigError, did_you_mean
-from ulpscope.records import Level, Phase, Role
+from ulpscope.model.errors import ConfigError, did_you_mean
+from ulpscope.model.records import Level, Phase, Role
 
 _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD}
 _ROLES = {"input": Role.INPUT, "output": Role.OUTPUT}

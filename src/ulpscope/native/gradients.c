@@ -1,6 +1,6 @@
 /* Gradients of one call, taken from the autograd nodes that the call itself created; backward.py says how, and does the
  * same without this file. */
-#include "_taps.h"
+#include "capture.h"
 #include <structmember.h>
 
 static const char LATE[] = "a backward pass ran after stop() and was not recorded; stop after it";
@@ -126,7 +126,7 @@ static PyMemberDef hook_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof
     0, 0, 0, NULL}};
 static PyType_Slot hook_slots[] = {{Py_tp_dealloc, hook_dealloc}, {Py_tp_call, hook_call}, {Py_tp_members,
     hook_members}, {0, NULL}};
-PyType_Spec hook_spec = {"ulpscope._taps.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT, hook_slots};
+PyType_Spec hook_spec = {"ulpscope.native._taps.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT, hook_slots};
 
 /* --- a call made of several nodes -------------------------------------------------------------------------------- */
 
@@ -275,9 +275,9 @@ static void part_dealloc(Part *part) {
 static PyMemberDef pass_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Pass, weak), READONLY, NULL}, {NULL,
     0, 0, 0, NULL}};
 static PyType_Slot pass_slots[] = {{Py_tp_dealloc, pass_dealloc}, {Py_tp_members, pass_members}, {0, NULL}};
-PyType_Spec pass_spec = {"ulpscope._taps.Pass", sizeof(Pass), 0, Py_TPFLAGS_DEFAULT, pass_slots};
+PyType_Spec pass_spec = {"ulpscope.native._taps.Pass", sizeof(Pass), 0, Py_TPFLAGS_DEFAULT, pass_slots};
 static PyType_Slot part_slots[] = {{Py_tp_dealloc, part_dealloc}, {Py_tp_call, part_call}, {0, NULL}};
-PyType_Spec part_spec = {"ulpscope._taps.Part", sizeof(Part), 0, Py_TPFLAGS_DEFAULT, part_slots};
+PyType_Spec part_spec = {"ulpscope.native._taps.Part", sizeof(Part), 0, Py_TPFLAGS_DEFAULT, part_slots};
 
 PyObject *fast_finish_pass(Fast *f, PyObject *state) {
     for (;;) {
@@ -367,7 +367,7 @@ static PyObject *enter_hook(PyObject *none, PyObject *const *args, Py_ssize_t co
 static PyObject *registrar_attribute(PyObject *self, char *name) { return Py_NewRef(entry); }
 static PyMethodDef enter_method = {"_register_hook", (PyCFunction)(void (*)(void))enter_hook, METH_FASTCALL, NULL};
 static PyType_Slot registrar_slots[] = {{Py_tp_getattr, registrar_attribute}, {0, NULL}};
-static PyType_Spec registrar_spec = {"ulpscope._taps.Registrar", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT, registrar_slots};
+static PyType_Spec registrar_spec = {"ulpscope.native._taps.Registrar", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT, registrar_slots};
 static int has_registrar(void) {
     if (registrar) return 1;
     PyObject *class = PyType_FromSpec(&registrar_spec);
@@ -380,7 +380,7 @@ static int has_registrar(void) {
  * as torch does where the program hangs a hook on the same node, and no more than that. */
 static PyMemberDef table_members[] = {{"__weaklistoffset__", T_PYSSIZET, 0, READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot table_slots[] = {{Py_tp_members, table_members}, {0, NULL}};
-static PyType_Spec table_spec = {"ulpscope._taps.Hooks", 0, 0, Py_TPFLAGS_DEFAULT, table_slots};
+static PyType_Spec table_spec = {"ulpscope.native._taps.Hooks", 0, 0, Py_TPFLAGS_DEFAULT, table_slots};
 static PyObject *new_table(void) {
     static PyTypeObject *class;
     static newfunc create;
