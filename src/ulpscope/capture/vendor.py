@@ -13,8 +13,8 @@ from ulpscope.model.dtypes import DType
 from ulpscope.model.names import call_text
 from ulpscope.model.options import CaptureConfig
 from ulpscope.model.records import CallId, Phase
-from ulpscope.store.formats.npy import read_npy
-from ulpscope.store.formats.pt import read_pt
+from ulpscope.store.files.npy import read_npy
+from ulpscope.store.files.pt import read_pt
 
 
 def is_below(asked: str) -> Callable[[OpenCall], bool]:

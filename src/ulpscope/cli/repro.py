@@ -8,7 +8,7 @@ import click
 
 from ulpscope.model.errors import CaptureError
 from ulpscope.report.repro import page, script
-from ulpscope.store.safetensors import write_safetensors
+from ulpscope.store.files.safetensors import write_safetensors
 
 
 @click.command()

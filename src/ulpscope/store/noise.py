@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.model.errors import CaptureError, DumpError
-from ulpscope.store.fields import read_fields
+from ulpscope.store.json_fields import read_fields
 
 SEED_FILE = "free_benchmark.csv"
 OWN_FILE = "noise.jsonl"

@@ -32,7 +32,7 @@ from ulpscope.model.records import (
     ToldStats,
     Value,
 )
-from ulpscope.store.formats.npy import as_bfloat16
+from ulpscope.store.files.npy import as_bfloat16
 from ulpscope.store.formats.pkl_lines import PLACE, STACK, LinesDump, call_parts, phase_of, plain, slot_of
 
 _NAME = re.compile(rf"(?:\d+_)?(?P<head>.+)_{PLACE}", re.DOTALL)

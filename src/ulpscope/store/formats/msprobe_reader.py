@@ -30,10 +30,10 @@ from ulpscope.model.records import (
     Value,
 )
 from ulpscope.store import layout
+from ulpscope.store.files.plain_file import mapped
+from ulpscope.store.files.pt import map_pt
 from ulpscope.store.formats.json_entries import JsonEntries
 from ulpscope.store.formats.msprobe_values import MsprobeValues
-from ulpscope.store.formats.plain_file import mapped
-from ulpscope.store.formats.pt import map_pt
 from ulpscope.store.mapped import StoredBits
 from ulpscope.store.reader import Dump
 

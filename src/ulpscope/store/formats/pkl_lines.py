@@ -23,7 +23,7 @@ from ulpscope.model.errors import DumpError
 from ulpscope.model.names import KINDS, MODULE
 from ulpscope.model.records import CallId, CallRecord, Manifest, Phase, Role, Slot, Value
 from ulpscope.store import layout
-from ulpscope.store.formats.plain_file import mapped
+from ulpscope.store.files.plain_file import mapped
 from ulpscope.store.reader import Dump
 
 STACK = "stack_info"

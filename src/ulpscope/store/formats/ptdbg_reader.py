@@ -31,7 +31,7 @@ from ulpscope.model.records import (
     ToldStats,
     Value,
 )
-from ulpscope.store.formats.npy import narrowed, read_npy
+from ulpscope.store.files.npy import narrowed, read_npy
 from ulpscope.store.formats.pkl_lines import (
     PLACE,
     STACK,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ulpscope.model.errors import DumpError
-from ulpscope.store.fields import read_fields
+from ulpscope.store.json_fields import read_fields
 from ulpscope.store.layout import is_native
 
 FORMAT = 2

@@ -16,7 +16,7 @@ import numpy as np
 
 from ulpscope.model.dtypes import DTYPES, DType, values_from
 from ulpscope.model.errors import DumpError
-from ulpscope.store.formats.plain_file import mapped
+from ulpscope.store.files.plain_file import mapped
 
 _MAGIC = b"\x93NUMPY"
 _ALIGN = 64

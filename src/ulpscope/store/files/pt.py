@@ -23,7 +23,7 @@ import numpy as np
 from ulpscope.model.dtypes import DTYPES, DType
 from ulpscope.model.errors import DumpError
 from ulpscope.native import measuring
-from ulpscope.store.formats.stored_zip import Member, bytes_of, damaged, members_of
+from ulpscope.store.files.stored_zip import Member, bytes_of, damaged, members_of
 from ulpscope.store.mapped import StoredBits
 
 _ALIGN = 64

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.model.errors import DumpError
-from ulpscope.store.fields import read_fields
+from ulpscope.store.json_fields import read_fields
 
 
 @dataclass(frozen=True, slots=True)
