@@ -30,7 +30,7 @@ from ulpscope.analyze.measured import Kernel, Key, read_table, write_table
 from ulpscope.frameworks.torch.kernel_programs import programs, run_program
 from ulpscope.replay.calibrate import where
 from ulpscope.replay.session import Ledger
-from ulpscope.store.ledger import Row, find_ledgers, read_ledger
+from ulpscope.store.ledger_file import Row, find_ledgers, read_ledger
 
 CAPABILITIES = ("avx512", "avx2", "default")
 SCALES = (1.0, 8.0)

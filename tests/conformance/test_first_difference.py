@@ -14,7 +14,7 @@ import pytest
 from builders import DumpBuilder
 from ulpscope.compat.msprobe.command import main
 from ulpscope.compat.msprobe.comparing import compare
-from ulpscope.records import Phase
+from ulpscope.model.records import Phase
 from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.layout import dump_folder
 from ulpscope.store.reader import open_dump

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ulpscope
-from ulpscope.errors import OverflowStop
 from ulpscope.frameworks.torch.api_runner import ApiRunner
 from ulpscope.frameworks.torch.perturb import PERTURBATIONS
-from ulpscope.naming import call_text, slot_text
+from ulpscope.model.errors import OverflowStop
+from ulpscope.model.names import call_text, slot_text
 from ulpscope.replay.noise import Noise, NoiseConfig
 from ulpscope.replay.precheck import Plan, Rule, check_dump
 from ulpscope.replay.standards import Status

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from builders import DumpBuilder
 from ulpscope.cli.main import cli
-from ulpscope.records import Phase
+from ulpscope.model.records import Phase
 from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.reader import open_dump
 

@@ -15,7 +15,7 @@ from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ranks import origin
 from ulpscope.compare.engine import compare_dumps
 from ulpscope.compare.runs import pair_runs
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 from ulpscope.report.first_difference import write_first_difference
 from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.layout import dump_folder, find_dumps

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 import ulpscope
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Phase
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Phase
 from ulpscope.store.reader import Dump
 
 # Where torch keeps the class that it asks for its way to hang a hook.

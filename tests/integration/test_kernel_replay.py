@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import ulpscope
-from ulpscope.records import CallRecord, Role, Value
+from ulpscope.model.records import CallRecord, Role, Value
 from ulpscope.store.reader import Dump
 
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from builders import DumpBuilder
 from ulpscope.compat.msprobe.online import check_online
-from ulpscope.errors import ConfigError
 from ulpscope.frameworks.torch.api_runner import ApiRunner
+from ulpscope.model.errors import ConfigError
 from ulpscope.replay import wire
 from ulpscope.replay.online import (
     FolderChannel,

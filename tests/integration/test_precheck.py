@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ulpscope
 from msprobe_files import call, floats, scalar, tensor, write_elements, write_json
 from ulpscope.cli.main import cli
-from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch.api_arguments import UnrunnableError, function_of
 from ulpscope.frameworks.torch.api_runner import ApiRunner
+from ulpscope.model.errors import DumpError
 from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
 from ulpscope.replay.results import CallResult
 from ulpscope.replay.standards import Status

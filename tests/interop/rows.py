@@ -77,7 +77,7 @@ def _leaves(folder: Path, call: str, slot: str, value: Any) -> Iterator[tuple[Ke
 
 
 def _native_rows(folder: Path) -> Iterator[tuple[Key, Row]]:
-    from ulpscope.naming import call_text, slot_text
+    from ulpscope.model.names import call_text, slot_text
     from ulpscope.store.reader import Dump
 
     for call in Dump(folder).calls():

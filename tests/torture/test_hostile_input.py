@@ -26,13 +26,13 @@ from ulpscope.compare.engine import compare_dumps
 from ulpscope.compare.mapping import read_mapping
 from ulpscope.compat.msprobe.config import load_config
 from ulpscope.compat.msprobe.merge import load_merge_config
-from ulpscope.config import capture_config, read_config_file
-from ulpscope.errors import DumpError, UlpscopeError
+from ulpscope.model.errors import DumpError, UlpscopeError
+from ulpscope.model.options import capture_config, read_config_file
 from ulpscope.report.merge import read_results
 from ulpscope.store import layout
+from ulpscope.store.files.npy import read_npy
+from ulpscope.store.files.pt import read_pt
 from ulpscope.store.formats.cann import read_kernel
-from ulpscope.store.formats.npy import read_npy
-from ulpscope.store.formats.pt import read_pt
 from ulpscope.store.formats.table_reader import read_table
 from ulpscope.store.reader import Dump, open_dump, open_run
 from ulpscope.store.ring import left_in

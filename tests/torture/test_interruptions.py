@@ -20,7 +20,7 @@ import ulpscope
 from integration.runs import LEVELS
 from integration.test_torch_untouched import assert_untouched, survey
 from ulpscope.store.layout import find_places
-from ulpscope.store.ledger import ledger_path, read_ledger
+from ulpscope.store.ledger_file import ledger_path, read_ledger
 
 PROMISE = "the run is not changed"
 case = pytest.mark.case

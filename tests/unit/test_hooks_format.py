@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from ulpscope.cli.convert import convert
 from ulpscope.cli.show import show
-from ulpscope.errors import DumpError
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Role, ToldStats
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Role, ToldStats
 from ulpscope.store.formats.hooks_reader import HooksDump
 from ulpscope.store.formats.msprobe_reader import MsprobeDump
 from ulpscope.store.reader import Dump, open_dump, open_run

@@ -18,12 +18,12 @@ from click.testing import CliRunner
 import ulpscope
 from builders import DumpBuilder
 from ulpscope.cli.convert import convert
-from ulpscope.errors import CaptureError, DumpError
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Phase, ToldStats
+from ulpscope.model.errors import CaptureError, DumpError
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Phase, ToldStats
+from ulpscope.store.convert import write_native
 from ulpscope.store.formats.msprobe_reader import MsprobeDump
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.formats.native_copy import write_native
 from ulpscope.store.reader import Dump, open_dump, open_run
 
 ARRAY = np.array([[1.5, -2.0], [0.0, 4.0]], dtype=np.float32)

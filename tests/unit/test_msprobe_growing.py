@@ -13,7 +13,7 @@ import torch
 
 import ulpscope
 from builders import DumpBuilder
-from ulpscope.naming import OPTIMIZER, call_text
+from ulpscope.model.names import OPTIMIZER, call_text
 from ulpscope.store.formats.msprobe_writer import MsprobeFiles, write_msprobe
 from ulpscope.store.growing import GrowingJson
 from ulpscope.store.reader import Dump, open_dump

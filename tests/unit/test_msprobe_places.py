@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ulpscope.errors import DumpError
-from ulpscope.naming import slot_text
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import slot_text
 from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.reader import open_dump
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from builders import DumpBuilder
 from ulpscope.cli.convert import convert
-from ulpscope.errors import DumpError
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Phase, Value
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Phase, Value
 from ulpscope.store.formats.hooks_writer import export_arrays, write_hooks
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
 from ulpscope.store.reader import Dump, open_dump

@@ -19,12 +19,12 @@ from ulpscope.cli.convert import convert
 from ulpscope.cli.show import show
 from ulpscope.compare.comparison import Evidence, Level
 from ulpscope.compare.engine import compare_runs
-from ulpscope.dtypes import DTYPES
-from ulpscope.errors import DumpError
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Phase, ToldStats
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Phase, ToldStats
+from ulpscope.store.files.npy import write_npy
 from ulpscope.store.formats.msprobe_reader import MsprobeDump
-from ulpscope.store.formats.npy import write_npy
 from ulpscope.store.formats.ptdbg_reader import PtdbgDump
 from ulpscope.store.layout import find_places
 from ulpscope.store.reader import Dump, open_dump, open_run

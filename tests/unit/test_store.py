@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from builders import DumpBuilder, manifest
-from ulpscope.errors import CaptureError, DumpError
-from ulpscope.naming import call_text
-from ulpscope.records import CallId, Phase, Role
+from ulpscope.model.errors import CaptureError, DumpError
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallId, Phase, Role
 from ulpscope.store import layout
 from ulpscope.store.reader import Dump, open_dump, open_run
 from ulpscope.store.ring import Ring, left_in

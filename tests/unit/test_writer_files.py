@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
 from ulpscope.store import layout
 from ulpscope.store.ring import Ring
 from ulpscope.store.writer import DumpWriter

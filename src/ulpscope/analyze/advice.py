@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ulpscope.analyze.exchange import KIND, is_group
 from ulpscope.analyze.findings import Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Evidence, Level
-from ulpscope.naming import MODULE, call_text
-from ulpscope.records import CallId, Phase, Role, Value
+from ulpscope.model.names import MODULE, call_text
+from ulpscope.model.records import CallId, Phase, Role, Value
 
 
 class Cause(enum.Enum):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
-from ulpscope.naming import MODULE, call_text, slot_text
-from ulpscope.records import Role, Value
+from ulpscope.model.names import MODULE, call_text, slot_text
+from ulpscope.model.records import Role, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ulpscope.analyze.habits import BOUND
 from ulpscope.analyze.limits import LOW, kernel_name, theory
 from ulpscope.analyze.measured import MARGIN, Kernel, Key
-from ulpscope.store.ledger import Measure, Row
+from ulpscope.store.ledger_file import Measure, Row
 
 _ROUNDS = frozenset({"map", "norm", "contraction", "other"})
 _SOME = 8  # fewer elements have no root mean square

@@ -17,8 +17,8 @@ from ulpscope.analyze.outside import Outside, Strand
 from ulpscope.analyze.rounding import coarsest, is_rounding, limit_of
 from ulpscope.analyze.steadiness import Choice, coarsest_of, is_choice, is_near
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
-from ulpscope.naming import FILLS, INIT, MODULE, OPTIMIZER, call_text, slot_text
-from ulpscope.records import UNWRITTEN, CallId, Phase, Role, Slot
+from ulpscope.model.names import FILLS, INIT, MODULE, OPTIMIZER, call_text, slot_text
+from ulpscope.model.records import UNWRITTEN, CallId, Phase, Role, Slot
 
 _MOST = 10
 # Numbers that an optimizer uses with its parameters, of which its call does not tell.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ulpscope.analyze.exchange import Passings
 from ulpscope.analyze.steadiness import Steadiness
 from ulpscope.compare.comparison import CallComparison, Evidence, Level
-from ulpscope.records import CallId
+from ulpscope.model.records import CallId
 
 
 class Status(enum.Enum):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ulpscope.analyze.limits import LOW
 from ulpscope.analyze.verdicts import Finding, Verdict
-from ulpscope.store.ledger import Measure, Row
+from ulpscope.store.ledger_file import Measure, Row
 
 # A habit is at most so many limits large: what a tensor core or a quick function explains (docs/judge.md).
 BOUND = 4.0

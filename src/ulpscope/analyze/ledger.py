@@ -16,7 +16,7 @@ from ulpscope.analyze.limits import LOW, ONE_BY_ONE, UNITS, Limit, limit
 from ulpscope.analyze.purposes import purposes
 from ulpscope.analyze.told import Key, keyed, told_differently
 from ulpscope.analyze.verdicts import REPLAY, STATISTICS, Finding, Judgement, Seen, Verdict
-from ulpscope.store.ledger import Exchange, Measure, Row
+from ulpscope.store.ledger_file import Exchange, Measure, Row
 
 __all__ = ["REPLAY", "STATISTICS", "Finding", "Judgement", "Seen", "Verdict", "judge", "same_place"]
 

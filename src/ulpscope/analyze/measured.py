@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 
 # A limit is so many times the largest error that was seen: other inputs do a little worse.
 MARGIN = 1.5

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from ulpscope.analyze.beginnings import marks_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
-from ulpscope.naming import MODULE, OPTIMIZER
-from ulpscope.records import Phase
+from ulpscope.model.names import MODULE, OPTIMIZER
+from ulpscope.model.records import Phase
 
 _MAKERS = frozenset({"tensor", "scalar_tensor", "full"})
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ulpscope.analyze.told import Key
 from ulpscope.analyze.verdicts import STATISTICS, Finding, Verdict
-from ulpscope.store.ledger import Measure, Row
+from ulpscope.store.ledger_file import Measure, Row
 
 _Call = tuple[int, str, str, int]
 _QUIET = frozenset({"detach", "_local_scalar_dense", "ones_like", "is_nonzero"})

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ulpscope.analyze.exchange import KIND
-from ulpscope.errors import DumpError
-from ulpscope.records import CallId, CallRecord, Phase, Role, Slot, Value
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value
 from ulpscope.store.reader import Dump
 
 # Exchanges after which all members hold the same.

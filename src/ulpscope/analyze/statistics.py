@@ -16,10 +16,10 @@ from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ledger import STATISTICS, Finding, Judgement, Seen, Verdict, judge
 from ulpscope.analyze.ranks import Origin
 from ulpscope.compare.comparison import Comparison, Evidence
-from ulpscope.naming import OPTIMIZER, call_text
-from ulpscope.records import CallId, CallRecord, Phase, Role, Value
-from ulpscope.store.ledger import Measure, Row
-from ulpscope.store.places import op_of, place_of
+from ulpscope.model.names import OPTIMIZER, call_text
+from ulpscope.model.records import CallId, CallRecord, Phase, Role, Value
+from ulpscope.store.call_site import op_of, place_of
+from ulpscope.store.ledger_file import Measure, Row
 from ulpscope.store.reader import Dump
 
 _VERDICTS = {

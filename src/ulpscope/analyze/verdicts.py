@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from ulpscope.analyze.limits import Limit
-from ulpscope.store.ledger import Measure, Row
+from ulpscope.store.ledger_file import Measure, Row
 
 _SURE = 4.0  # so many limits above are not a matter of where the limit is
 REPLAY, STATISTICS = "replay", "statistics"  # what a judgement rests on

@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ulpscope.errors import CaptureError, cannot
 from ulpscope.frameworks.interruption import is_meant_for_the_program
+from ulpscope.model.errors import CaptureError, cannot
 from ulpscope.store import layout
 
 

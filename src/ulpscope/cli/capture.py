@@ -13,8 +13,8 @@ import click
 
 from ulpscope.capture.watch import OPTIONS_VARIABLE
 from ulpscope.cli.launch import NOTHING, run
-from ulpscope.config import CaptureConfig, capture_config, read_config_file
-from ulpscope.errors import CaptureError, DumpError
+from ulpscope.model.errors import CaptureError, DumpError
+from ulpscope.model.options import CaptureConfig, capture_config, read_config_file
 from ulpscope.store.layout import find_places
 from ulpscope.store.reader import Dump
 from ulpscope.store.ring import require_room

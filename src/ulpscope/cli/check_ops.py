@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ulpscope.errors import ConfigError, DumpError
+from ulpscope.model.errors import ConfigError, DumpError
 from ulpscope.replay.results import CallResult, OutputResult
 from ulpscope.store.reader import Dump, open_run
 

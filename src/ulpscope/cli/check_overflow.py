@@ -12,8 +12,8 @@ import click
 
 from ulpscope.capture.watch import OPTIONS_VARIABLE
 from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
-from ulpscope.config import capture_config
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
+from ulpscope.model.options import capture_config
 from ulpscope.report.overflow import overflow_json, overflow_lines, summary_line
 from ulpscope.store.layout import find_places
 from ulpscope.store.reader import Dump, open_run

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from ulpscope.errors import CaptureError, DumpError
+from ulpscope.model.errors import CaptureError, DumpError
+from ulpscope.store.convert import write_native
 from ulpscope.store.formats.cann import kernel_files, kernel_name
 from ulpscope.store.formats.cann_layouts import TARGETS
 from ulpscope.store.formats.cann_npy import convert_kernel, kernel_dumps_at
 from ulpscope.store.formats.msprobe_writer import LEVEL_NAMES, write_msprobe
-from ulpscope.store.formats.native_copy import write_native
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
 from ulpscope.store.layout import dump_folder, find_dumps, find_places
 from ulpscope.store.reader import Dump, open_dump

@@ -16,8 +16,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ulpscope.compare.comparison import How
-from ulpscope.naming import MODULE
-from ulpscope.records import CallId, Phase
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import CallId, Phase
 from ulpscope.store.reader import Dump
 
 # Wrappers put these into the names of modules; a run with one and a run without are the same model.

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from struct import Struct
 
 from ulpscope.compare.metrics import Contrast, Streams, contrast_bits, contrast_short
-from ulpscope.errors import DumpError
-from ulpscope.records import Value
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import Value
 from ulpscope.store.mapped import StoredBits, forget
 from ulpscope.store.reader import Dump
 

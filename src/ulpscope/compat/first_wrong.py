@@ -8,7 +8,7 @@ from itertools import repeat
 from pathlib import Path
 
 from ulpscope.analyze.advice import ACCURATE, NOT_ACCURATE
-from ulpscope.dtypes import DTYPES
+from ulpscope.model.dtypes import DTYPES
 from ulpscope.report.table import Cell, Row
 from ulpscope.store.reader import Dump
 

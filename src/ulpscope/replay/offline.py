@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch.replay_recorded import RecordedCalls
-from ulpscope.naming import call_text
-from ulpscope.store.ledger import Row, row_of
-from ulpscope.store.places import is_replayable, place_of, products_of
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text
+from ulpscope.store.call_site import is_replayable, place_of, products_of
+from ulpscope.store.ledger_file import Row, row_of
 from ulpscope.store.reader import Dump, open_run
 
 

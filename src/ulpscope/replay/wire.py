@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ulpscope.errors import UlpscopeError
+from ulpscope.model.errors import UlpscopeError
 from ulpscope.store import layout
 
 KEPT, BUSY, REFUSED = b"K", b"B", b"R"

@@ -24,7 +24,7 @@ from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import Kind
 from ulpscope.compare.runs import Unit, executor_for
-from ulpscope.records import CallRecord, Phase, Role, Slot, Value
+from ulpscope.model.records import CallRecord, Phase, Role, Slot, Value
 from ulpscope.report.legacy import STACK, TABLES, Table, rows, table_for
 from ulpscope.report.table import replacing
 from ulpscope.store.reader import Dump, open_dump

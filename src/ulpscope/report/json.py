@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import CallRecord, Summary, Value
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import CallRecord, Summary, Value
 from ulpscope.store.reader import Dump
 
 

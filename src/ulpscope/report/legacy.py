@@ -13,8 +13,8 @@ from operator import itemgetter
 
 from ulpscope.compare.comparison import CallComparison, Comparison, How
 from ulpscope.compare.rules import Kind, Mark, marks
-from ulpscope.naming import MODULE
-from ulpscope.records import CallRecord, Phase, Role, Value
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import CallRecord, Phase, Role, Value
 from ulpscope.report.legacy_cells import (
     Cells,
     Side,

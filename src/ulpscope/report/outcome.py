@@ -12,8 +12,8 @@ from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.analyze.ranks import Origin
 from ulpscope.analyze.steadiness import Choice
 from ulpscope.compare.comparison import Evidence, Level
-from ulpscope.naming import call_text
-from ulpscope.records import Frame
+from ulpscope.model.names import call_text
+from ulpscope.model.records import Frame
 
 _CHOSEN = (
     "its inputs differ by rounding alone, and it decided otherwise: what follows is other work, not an error; give both runs the same "

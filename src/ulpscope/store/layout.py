@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 
 MANIFEST = "manifest.json"
 STRINGS = "strings.jsonl"
@@ -26,7 +26,7 @@ TABLES = (STRINGS, MEASURES, SKETCHES, VALUES, CALLS)
 PAYLOAD = "payload.bin"
 JOURNAL = "journal.ring"
 PAYLOAD_JOURNAL = "payload.ring"
-# 2: sketches as `native.py` has them now; those of the two cannot be compared.
+# 2: sketches as `measuring.py` has them now; those of the two cannot be compared.
 FORMAT_VERSION = 2
 MSPROBE = ("dump.json", "debug.json")
 MSPROBE_TENSORS = "dump_tensor_data"

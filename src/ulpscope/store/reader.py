@@ -15,11 +15,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import native
-from ulpscope.dtypes import Array, DType, bits_from, dtype_named, values_from
-from ulpscope.errors import DumpError, did_you_mean
-from ulpscope.naming import call_text, parse_call
-from ulpscope.records import CallId, CallRecord, Frame, Manifest, Payload, Role, Slot, Stats, Summary, ToldStats, Value
+from ulpscope.model.dtypes import Array, DType, bits_from, dtype_named, values_from
+from ulpscope.model.errors import DumpError, did_you_mean
+from ulpscope.model.names import call_text, parse_call
+from ulpscope.model.records import (
+    CallId,
+    CallRecord,
+    Frame,
+    Manifest,
+    Payload,
+    Role,
+    Slot,
+    Stats,
+    Summary,
+    ToldStats,
+    Value,
+)
+from ulpscope.native import measuring
 from ulpscope.store import layout
 from ulpscope.store.mapped import StoredBits
 from ulpscope.store.parts import parts_of, with_parts
@@ -71,13 +83,13 @@ class Dump:
         cut = self._lines.pop()
         if cut:
             self._lines.append(cut)
-        self._is_settled = not cut and not bool((_rows(tables[1], native.ROW)["kind"] & PENDING).any())
+        self._is_settled = not cut and not bool((_rows(tables[1], measuring.ROW)["kind"] & PENDING).any())
         for rows in (self._call_rows, self._value_rows, self._measure_rows):
             rows.table = _NOTHING
         self._measures = self._values = self._calls = _NOTHING  # what is looked at cannot grow
         self._rest = [_joined(old, new) for old, new in zip(self._rest, tables[1:], strict=True)]
         measures, self._sketches, values, calls = self._rest
-        self._measures = self._measure_rows.table = _rows(measures, native.ROW)
+        self._measures = self._measure_rows.table = _rows(measures, measuring.ROW)
         self._values = self._value_rows.table = _rows(values, VALUE)
         self._calls = self._call_rows.table = _rows(calls, CALL)
         first = len(self._order)
@@ -214,7 +226,7 @@ class Dump:
         return bits_from(raw, dtype, shape)
 
     def sketch(self, value: Value) -> NDArray[np.float32] | None:
-        """The sketch of a recorded tensor, for `native.sketch_relative_l2`; None when there is none. DumpError if it is gone."""
+        """The sketch of a recorded tensor, for `measuring.sketch_relative_l2`; None when there is none. DumpError if it is gone."""
         if value.measure is None:
             return None
         row = self._measures[value.measure]

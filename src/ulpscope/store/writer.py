@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import native
-from ulpscope.errors import CaptureError, FolderTakenError, cannot
-from ulpscope.own_threads import Job, NoThreadError, OwnThread, here
+from ulpscope.model.background import Job, NoThreadError, OwnThread, here
+from ulpscope.model.errors import CaptureError, FolderTakenError, cannot
+from ulpscope.native import measuring
 from ulpscope.store import layout
 from ulpscope.store.frames import Frames, file_frames, write_all
 from ulpscope.store.ring import DATA, Ring, beside_streams, largest_ring
@@ -289,7 +289,7 @@ class DumpWriter:
         """Measures memory and stores the row; returns its number."""
         offset, nbytes = payload or (NONE64, 0)
         frames = self.frames
-        row = native.measure(pointer, code, shape, stride, flags, offset, nbytes, frames.sketch_size)
+        row = measuring.measure(pointer, code, shape, stride, flags, offset, nbytes, frames.sketch_size)
         return int(frames.add_measured(row))
 
     def add_measured(self, row: bytes) -> int:
@@ -330,7 +330,7 @@ class DumpWriter:
                     if not self._wait_for_space(ring, 1):
                         return None
                     continue
-                native.gather(pointer, itemsize, shape, stride, done, size, space)
+                measuring.gather(pointer, itemsize, shape, stride, done, size, space)
                 space.release()
                 ring.advance(size)
                 done += size

@@ -10,7 +10,7 @@ from ulpscope.analyze.divergence import diverge
 from ulpscope.analyze.findings import Finding
 from ulpscope.analyze.ranks import origin
 from ulpscope.compare.comparison import CallComparison, Evidence
-from ulpscope.records import Phase
+from ulpscope.model.records import Phase
 from ulpscope.report.advisor import write_advisor
 from unit.analyze.made import argument, call, tensor
 

@@ -11,7 +11,7 @@ from ulpscope.analyze.divergence import diverge
 from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.compare.verdict import rounding_of, tensor_verdict
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 from unit.analyze.made import call, tensor
 
 # More than float32 rounds, less than bfloat16 does.

@@ -9,8 +9,8 @@ from ulpscope.analyze.exchange import Direction, Passings, Side, Way
 from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ranks import Origin, origin, ranks_text
 from ulpscope.compare.comparison import CallComparison
-from ulpscope.naming import call_text
-from ulpscope.records import CallId, Phase
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallId, Phase
 from unit.analyze.made import argument, call, tensor, unmeasured
 
 WRONG = 0.25

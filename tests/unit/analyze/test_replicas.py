@@ -10,7 +10,7 @@ import pytest
 
 from builders import DumpBuilder
 from ulpscope.analyze.replicas import agreement
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.store.layout import MANIFEST
 from ulpscope.store.reader import open_run
 

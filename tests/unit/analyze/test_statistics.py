@@ -15,8 +15,8 @@ from ulpscope.analyze.ledger import STATISTICS, Judgement, Verdict
 from ulpscope.analyze.ranks import origin
 from ulpscope.analyze.statistics import judged_alone, judged_beside
 from ulpscope.compare.comparison import CallComparison, Evidence
-from ulpscope.records import Phase
-from ulpscope.store.ledger import Row
+from ulpscope.model.records import Phase
+from ulpscope.store.ledger_file import Row
 from ulpscope.store.reader import open_run
 from unit.analyze.made import call, tensor
 

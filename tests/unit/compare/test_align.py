@@ -11,8 +11,8 @@ import pytest
 from builders import DumpBuilder
 from ulpscope.compare.align import Align, align, plain_module
 from ulpscope.compare.comparison import How
-from ulpscope.naming import call_text
-from ulpscope.records import Phase
+from ulpscope.model.names import call_text
+from ulpscope.model.records import Phase
 from ulpscope.store.reader import Dump, open_dump
 
 Call = tuple[str, int, str] | tuple[str, int, str, tuple[int, ...]]

@@ -16,8 +16,8 @@ from ulpscope.compare.comparison import Code, Comparison, Evidence, How, Level
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import read_mapping
 from ulpscope.compare.runs import InProcess, Processes, Unit, pair_runs
-from ulpscope.errors import ConfigError, DumpError
-from ulpscope.naming import call_of_value, call_text, value_text
+from ulpscope.model.errors import ConfigError, DumpError
+from ulpscope.model.names import call_of_value, call_text, value_text
 from ulpscope.store.formats.msprobe_writer import write_msprobe
 from ulpscope.store.layout import MANIFEST
 from ulpscope.store.mapped import forget

@@ -22,8 +22,8 @@ from ulpscope.compare.mapping import Mapping as Names
 from ulpscope.compare.rules import Kind
 from ulpscope.compare.runs import Unit, executor_for
 from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, missing_files, ranks_differ
-from ulpscope.errors import ConfigError, did_you_mean
-from ulpscope.naming import SAVED
+from ulpscope.model.errors import ConfigError, did_you_mean
+from ulpscope.model.names import SAVED
 from ulpscope.report import legacy
 from ulpscope.report.advisor import write_advisor
 from ulpscope.report.first_difference import write_first_difference

@@ -14,10 +14,10 @@ from ulpscope.capture.session import Capture
 from ulpscope.compat.msprobe.config import READY, DebuggerConfig, load_config
 from ulpscope.compat.msprobe.free_benchmark import FreeBenchmark
 from ulpscope.compat.msprobe.online import OnlineCheck
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.loader_watch import LoaderWatch
-from ulpscope.records import CallId
+from ulpscope.model.errors import CaptureError
+from ulpscope.model.records import CallId
 from ulpscope.store import layout
 from ulpscope.store.formats.msprobe_writer import MsprobeFiles
 from ulpscope.store.reader import Dump

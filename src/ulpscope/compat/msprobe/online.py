@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.msprobe.precheck_files import ResultFiles, compare_details
-from ulpscope.errors import ConfigError, UlpscopeError
+from ulpscope.model.errors import ConfigError, UlpscopeError
 from ulpscope.replay import wire
 from ulpscope.replay.online import (
     Channel,

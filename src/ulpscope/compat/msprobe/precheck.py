@@ -15,8 +15,8 @@ from typing import Any
 from ulpscope.compat.msprobe.config import read_options
 from ulpscope.compat.msprobe.online import check_online
 from ulpscope.compat.msprobe.precheck_files import COMPARED, RESULT, ResultFiles, compare_details, timestamp
-from ulpscope.config import read_config_file
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
+from ulpscope.model.options import read_config_file
 from ulpscope.report.table import stamped
 
 _log = logging.getLogger(__name__)

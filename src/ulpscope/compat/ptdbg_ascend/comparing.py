@@ -21,7 +21,7 @@ from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import relative_error
 from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, missing_files, ranks_differ
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
-from ulpscope.errors import did_you_mean
+from ulpscope.model.errors import did_you_mean
 from ulpscope.report import legacy
 from ulpscope.report.csv import write_csv
 from ulpscope.report.legacy_cells import ZERO_D

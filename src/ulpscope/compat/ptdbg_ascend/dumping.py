@@ -14,8 +14,8 @@ from typing import Any
 
 from ulpscope.capture.session import Capture
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Chooser, Switch
-from ulpscope.config import read_config_file
 from ulpscope.frameworks.torch import determinism, npu
+from ulpscope.model.options import read_config_file
 from ulpscope.report.table import replacing
 from ulpscope.store.formats.pkl_names import call_name
 from ulpscope.store.formats.ptdbg_writer import append_ptdbg, ptdbg_folder, write_ptdbg

@@ -18,10 +18,10 @@ from ulpscope.capture.session import Capture
 from ulpscope.compat.ptdbg_ascend.dumping import OWN_FOLDER, Target
 from ulpscope.compat.ptdbg_ascend.overflow_info import OverflowInfo
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, is_on, read_acl_config
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch.devices import rank_and_world
 from ulpscope.frameworks.torch.npu import npu_of_process
-from ulpscope.records import CallId
+from ulpscope.model.errors import CaptureError
+from ulpscope.model.records import CallId
 from ulpscope.store.formats.pkl_names import call_name
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
 from ulpscope.store.reader import Dump

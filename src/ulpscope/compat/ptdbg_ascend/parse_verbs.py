@@ -15,7 +15,7 @@ from pathlib import Path
 from ulpscope.compare.elements import Elements, elements_at, survey
 from ulpscope.compare.kernels import TensorPair, compare_folders
 from ulpscope.compare.metrics import contrast_bits
-from ulpscope.errors import ConfigError, DumpError, did_you_mean
+from ulpscope.model.errors import ConfigError, DumpError, did_you_mean
 from ulpscope.report.csv import write_csv
 from ulpscope.report.kernels import COLUMNS, kernel_rows
 from ulpscope.report.parse_text import array_lines, converted_lines, pair_lines, text_file_of

@@ -17,9 +17,9 @@ from typing import Any
 from ulpscope.capture.session import Capture
 from ulpscope.compat.torch_npu_hooks.overflow import OverflowCheck
 from ulpscope.compat.torch_npu_hooks.steps import ArgumentError, schedule, step_schedule
-from ulpscope.errors import did_you_mean
 from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.optimizer_watch import OptimizerWatch
+from ulpscope.model.errors import did_you_mean
 from ulpscope.store.formats.hooks_writer import append_hooks, export_arrays
 from ulpscope.store.reader import Dump
 

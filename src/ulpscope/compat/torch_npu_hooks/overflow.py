@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.capture.session import Capture
-from ulpscope.records import CallId
+from ulpscope.model.records import CallId
 from ulpscope.store.formats.hooks_writer import write_overflow
 from ulpscope.store.formats.pkl_names import api_name
 from ulpscope.store.reader import Dump

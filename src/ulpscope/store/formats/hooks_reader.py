@@ -17,10 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from ulpscope.dtypes import DTYPES, Array, DType, dtype_named
-from ulpscope.errors import DumpError
-from ulpscope.records import CallId, CallRecord, Frame, Payload, Phase, Role, Slot, Stats, Summary, ToldStats, Value
-from ulpscope.store.formats.npy import as_bfloat16
+from ulpscope.model.dtypes import DTYPES, Array, DType, dtype_named
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import (
+    CallId,
+    CallRecord,
+    Frame,
+    Payload,
+    Phase,
+    Role,
+    Slot,
+    Stats,
+    Summary,
+    ToldStats,
+    Value,
+)
+from ulpscope.store.files.npy import as_bfloat16
 from ulpscope.store.formats.pkl_lines import PLACE, STACK, LinesDump, call_parts, phase_of, plain, slot_of
 
 _NAME = re.compile(rf"(?:\d+_)?(?P<head>.+)_{PLACE}", re.DOTALL)

@@ -18,10 +18,10 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.dtypes import DType
-from ulpscope.errors import DumpError
-from ulpscope.naming import MODULE, OPTIMIZER, SAVED, parse_call
-from ulpscope.records import (
+from ulpscope.model.dtypes import DType
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import MODULE, OPTIMIZER, SAVED, parse_call
+from ulpscope.model.records import (
     CallId,
     CallRecord,
     Frame,
@@ -30,10 +30,10 @@ from ulpscope.records import (
     Value,
 )
 from ulpscope.store import layout
+from ulpscope.store.files.plain_file import mapped
+from ulpscope.store.files.pt import map_pt
 from ulpscope.store.formats.json_entries import JsonEntries
 from ulpscope.store.formats.msprobe_values import MsprobeValues
-from ulpscope.store.formats.plain_file import mapped
-from ulpscope.store.formats.pt import map_pt
 from ulpscope.store.mapped import StoredBits
 from ulpscope.store.reader import Dump
 

@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from ulpscope.dtypes import dtype_named
-from ulpscope.errors import DumpError
-from ulpscope.naming import MODULE, OPTIMIZER, SAVED, call_text
-from ulpscope.records import CallId, CallRecord, Frame, PathStep, Phase, Role, Value
+from ulpscope.model.dtypes import dtype_named
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import MODULE, OPTIMIZER, SAVED, call_text
+from ulpscope.model.records import CallId, CallRecord, Frame, PathStep, Phase, Role, Value
 from ulpscope.store import layout
+from ulpscope.store.files.pt import write_pt
 from ulpscope.store.formats.msprobe_reader import LEVELS
 from ulpscope.store.formats.msprobe_values import DEVICE, DICT_OUTPUT, NO_INDEX, STATISTICS, WRITTEN
-from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.growing import GrowingJson, drop_spare
 from ulpscope.store.reader import Dump
 

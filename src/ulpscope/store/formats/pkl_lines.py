@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.dtypes import DTYPES
-from ulpscope.errors import DumpError
-from ulpscope.naming import KINDS, MODULE
-from ulpscope.records import CallId, CallRecord, Manifest, Phase, Role, Slot, Value
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import KINDS, MODULE
+from ulpscope.model.records import CallId, CallRecord, Manifest, Phase, Role, Slot, Value
 from ulpscope.store import layout
-from ulpscope.store.formats.plain_file import mapped
+from ulpscope.store.files.plain_file import mapped
 from ulpscope.store.reader import Dump
 
 STACK = "stack_info"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ulpscope.naming import MODULE, OPTIMIZER, SAVED
-from ulpscope.records import CallId, CallRecord, PathStep, Phase, Role, Value
+from ulpscope.model.names import MODULE, OPTIMIZER, SAVED
+from ulpscope.model.records import CallId, CallRecord, PathStep, Phase, Role, Value
 from ulpscope.store.reader import Dump
 
 _PHASES = frozenset({Phase.FORWARD, Phase.BACKWARD})

@@ -16,10 +16,22 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ulpscope.dtypes import DTYPES, DType
-from ulpscope.errors import DumpError
-from ulpscope.records import CallId, CallRecord, Frame, Payload, Phase, Role, Slot, Stats, Summary, ToldStats, Value
-from ulpscope.store.formats.npy import narrowed, read_npy
+from ulpscope.model.dtypes import DTYPES, DType
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import (
+    CallId,
+    CallRecord,
+    Frame,
+    Payload,
+    Phase,
+    Role,
+    Slot,
+    Stats,
+    Summary,
+    ToldStats,
+    Value,
+)
+from ulpscope.store.files.npy import narrowed, read_npy
 from ulpscope.store.formats.pkl_lines import (
     PLACE,
     STACK,
