@@ -59,6 +59,8 @@ def kept(own: Mapping[Key, Kernel]) -> dict[Key, Kernel]:
     """What may widen a limit: no more than a tensor core or a quick function explains. What is above that stays a finding."""
     most = BOUND / MARGIN
     return {
-        key: Kernel(each.calls, min(each.rms, most), min(each.worst, most), min(each.lean, most), min(each.misrounded, 0.5))
+        key: Kernel(
+            each.calls, min(each.rms, most), min(each.worst, most), min(each.lean, most), min(each.misrounded, 0.5)
+        )
         for key, each in own.items()
     }

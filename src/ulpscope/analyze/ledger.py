@@ -169,7 +169,9 @@ def _weigh_measure(row: Row, measure: Measure, other: Measure | None, peers: _Pe
     return Finding(row, Verdict.INTRODUCED, why, excess, measure, bound) if excess > 1 else None
 
 
-def _ratios(row: Row, measure: Measure, bound: Limit | None = None, other: Measure | None = None) -> list[tuple[float, str]]:
+def _ratios(
+    row: Row, measure: Measure, bound: Limit | None = None, other: Measure | None = None
+) -> list[tuple[float, str]]:
     """How many times the limit each kind of error is, and what to say of it; always in the same order."""
     bound = bound or _bound(row, measure, other)
     unit = f"units of {measure.dtype} rounding"

@@ -99,6 +99,8 @@ def write_table(path: Path, table: dict[Key, Kernel], about: Iterable[str]) -> N
     lines = [*(f"# {line}" for line in about), _HEAD]
     for (name, dtype, device, place), kernel in sorted(table.items()):
         sizes = [kernel.rms, kernel.worst, kernel.lean, kernel.misrounded]
-        lines.append("\t".join([name, dtype, device, str(place), str(kernel.calls), *(f"{size:.2g}" for size in sizes)]))
+        lines.append(
+            "\t".join([name, dtype, device, str(place), str(kernel.calls), *(f"{size:.2g}" for size in sizes)])
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -15,7 +15,24 @@ from ulpscope.analyze.verdicts import STATISTICS, Finding, Verdict
 from ulpscope.store.ledger_file import Measure, Row
 
 _Call = tuple[int, str, str, int]
-_QUIET = frozenset({"detach", "_local_scalar_dense", "ones_like", "is_nonzero"})
+# Reads such a value without making anything of it: passes it on as it is, or asks whether it is one.
+_QUIET = frozenset(
+    [
+        "detach",
+        "_local_scalar_dense",
+        "ones_like",
+        "is_nonzero",
+        "isinf",
+        "isnan",
+        "isfinite",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+    ]
+)
 
 
 def purposes(rows: Sequence[Row], partners: Mapping[Key, Row], keys: Mapping[Key, Row]) -> dict[int, Finding]:
@@ -98,7 +115,11 @@ class _Paths:
             return "no other call reads it"
         last = next((reader for reader in found if not reader.passes), found[0])
         what = "read by" if last.passes else "masked by"
-        return f"{what} {last.api or last.op}" + (f" in {last.module}" if last.module else "") + ", and it reaches no weight or loss"
+        return (
+            f"{what} {last.api or last.op}"
+            + (f" in {last.module}" if last.module else "")
+            + ", and it reaches no weight or loss"
+        )
 
 
 def _is_quiet(row: Row) -> bool:
@@ -108,5 +129,3 @@ def _is_quiet(row: Row) -> bool:
 
 def _call(row: Row) -> _Call:
     return row.rank, row.op, row.dtypes, row.index
-
-

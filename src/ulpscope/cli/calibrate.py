@@ -16,7 +16,9 @@ _MOST = 20
 @click.command()
 @click.option("--device", default="cpu", show_default=True, help="What to measure: cpu, cuda, cuda:1 ...")
 @click.option("--seconds", default=_SECONDS, show_default=True, help="How long; once through all programs at least.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the table here instead of where blame reads it.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the table here instead of where blame reads it."
+)
 def calibrate(device: str, seconds: float, output: Path | None) -> None:
     """Measure what the kernels of this device and this build of torch do, and say what is unusual.
 

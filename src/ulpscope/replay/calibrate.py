@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ulpscope.model.errors import CaptureError
 from ulpscope.frameworks.torch import devices
 from ulpscope.frameworks.torch.kernel_programs import DTYPES, is_there, programs, run_program
+from ulpscope.model.errors import CaptureError
 from ulpscope.replay.session import Ledger
 from ulpscope.store.ledger_file import Row, find_ledgers, read_ledger
 

@@ -47,7 +47,25 @@ _GRID = (2, 5, 5, 2)
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     name: getattr(torch, name)
     for name in (
-        "exp expm1 sin cos tan tanh sigmoid erf erfc abs square reciprocal sinh cosh asinh atan relu".split()
+        [
+            "exp",
+            "expm1",
+            "sin",
+            "cos",
+            "tan",
+            "tanh",
+            "sigmoid",
+            "erf",
+            "erfc",
+            "abs",
+            "square",
+            "reciprocal",
+            "sinh",
+            "cosh",
+            "asinh",
+            "atan",
+            "relu",
+        ]
     )
 }
 _ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (

@@ -23,7 +23,12 @@ Demands = Callable[[dict[str, Any], list[Tensor]], Iterator[Demand]]
 def demands(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any]) -> list[Demand] | None:
     """What the results of such a kernel must fulfil; None for any other kernel, and where nothing is real."""
     rule = FULFILS.get(plan.name)
-    if rule is None or not isinstance(args[0], Tensor) or args[0].dtype not in UNIT or not bool(args[0].isfinite().all()):
+    if (
+        rule is None
+        or not isinstance(args[0], Tensor)
+        or args[0].dtype not in UNIT
+        or not bool(args[0].isfinite().all())
+    ):
         return None
     told = {**plan.defaults, **dict(zip(plan.schema, args, strict=False)), **kwargs, "matrix": args[0].double()}
     wide = [item.double() if isinstance(item, Tensor) and item.dtype in UNIT else item for item in found]

@@ -94,19 +94,18 @@ def _nearest(
             best = _nearer(best, scored(want))
         if not any(map(_is_notable, best)):
             break
-    if any(score.get("lost") for score in best):
-        _excuse_range(best, references.out_of_range(plan, args, kwargs, found), found)
+    for score in best:
+        if score.get("lost"):
+            _excuse_range(score, references.out_of_range(plan, args, kwargs, found[score["place"]]), found)
     return best
 
 
-def _excuse_range(scores: Measures, beyond: list[Any], found: list[Any]) -> None:
-    """What every step of torch's own leaves the range with is no loss of this kernel, but a range that is too small."""
-    for score in scores:
-        where = beyond[score["place"]]
-        if where is not None and score.get("lost"):
-            explained = min(score["lost"], int((where & ~torch.isfinite(found[score["place"]])).sum()))
-            score["lost"] -= explained
-            score["overflowed"] = score.get("overflowed", 0) + explained
+def _excuse_range(score: dict[str, Any], beyond: Tensor | None, found: list[Any]) -> None:
+    """What a kernel cannot hold on the way is no loss of this call, but a range that is too small."""
+    if beyond is not None:
+        explained = min(score["lost"], int((beyond & ~torch.isfinite(found[score["place"]])).sum()))
+        score["lost"] -= explained
+        score["overflowed"] = score.get("overflowed", 0) + explained
 
 
 def _nearer(one: Measures, other: Measures) -> Measures:
@@ -127,7 +126,9 @@ def _fulfilled(wanted: list[Demand], found: list[Any]) -> Measures:
 
 def _is_notable(score: dict[str, Any]) -> bool:
     leaning = max(abs(score.get("toward", 0.0)), abs(score.get("up", 0.0)))
-    return _far(score) > (0, 0.6, 0.0) or score["worst"] > 1.2 or leaning > _LEANS or score.get("misrounded", 0.0) > _LEANS
+    return (
+        _far(score) > (0, 0.6, 0.0) or score["worst"] > 1.2 or leaning > _LEANS or score.get("misrounded", 0.0) > _LEANS
+    )
 
 
 def _far(score: dict[str, Any]) -> tuple[int, float, float]:
@@ -179,7 +180,8 @@ def _measure(
     if plan.kind == "other" and scale is not None and dtype is torch.float16:
         scale = torch.hypot(scale, torch.full_like(scale, _underflow(args, kwargs)))
     factors = factors if dtype is torch.float32 else None
-    score = _scored(item, value.to(item.device), scale, dtype, want.working[at], leans, factors)
+    fades = plan.kind in ("norm", "other") or (plan.kind == "map" and plan.name not in tables.ROUNDED_ONCE)
+    score = _scored(item, value.to(item.device), scale, dtype, want.working[at], leans, factors, fades)
     if any(score.get(name) for name in _NOT_FINITE) and not _finite(args, kwargs):
         score["overflowed"] = score["undefined"] = score["infinite"] = 0
         if plan.kind in ("contraction", "other"):  # inf - inf in another order
@@ -202,12 +204,15 @@ def _scored(
     working: bool,
     leans: bool,
     factors: str | None,
+    fades: bool = False,
 ) -> dict[str, Any]:
     """The score of a large result, some rows at a time: what fits into a cache is several times as quick."""
     rows = item.shape[0] if item.dim() > 1 and item.shape == value.shape else 0
     height = max(1, BLOCK * rows // max(1, item.numel()))
     if rows < 2 or height >= rows:
-        return rounded_score(item, value, scale, dtype=dtype, working=working, leans=leans, factors=factors)
+        return rounded_score(
+            item, value, scale, dtype=dtype, working=working, leans=leans, factors=factors, fades=fades
+        )
     parts = []
     every = max(1, item.numel() // (2 * BLOCK))
     for number, start in enumerate(range(0, rows, height)):
@@ -220,6 +225,7 @@ def _scored(
             working=working,
             leans=leans and number % every == 0,
             factors=factors,
+            fades=fades,
         )
         parts.append((start, {**part, "shape": tuple(item[cut].shape)}))
     whole = merged(parts, item)

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -56,11 +56,18 @@ class ReplayMode(KernelMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+class Namer(Observer, Protocol):
+    """Gives calls their names, and knows which module runs."""
+
+    def outermost(self, state: ThreadState) -> str: ...
+
+
 class ReplayTap:
     """Measures every kernel call and emits one row of plain values for each."""
 
-    def __init__(self, observer: Observer, emit: Emit, places: Places) -> None:
-        self.observer = observer
+    def __init__(self, observer: Namer, emit: Emit, places: Places) -> None:
+        self.observer: Observer = observer
+        self._namer = observer
         self.names = ApiNames()
         # Tells of a frame whether what it calls is not to be judged.
         self.ignored: Callable[[FrameType], bool] | None = None
@@ -241,9 +248,13 @@ class ReplayTap:
         found = references.outputs(plan, args, kwargs, result) if plan.kind != "view" else results(result)
         self._poles.wrote(row, reads, found)
         if "poles" in row:
-            row["ends"] = ends_in(row, bool(state.modules), grad, (args, kwargs), found)
+            row["ends"] = ends_in(row, self._in_model(state), grad, (args, kwargs), found)
             if row["ends"] in FOLLOWED:
                 self._poles.reached(row, found)
+
+    def _in_model(self, state: ThreadState) -> bool:
+        """Whether a module runs that is more than a loss; a loss is told by the name of its class."""
+        return len(state.modules) > 1 or (bool(state.modules) and "Loss" not in self._namer.outermost(state))
 
     def _measures(
         self,

@@ -143,4 +143,3 @@ def _tensors(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
             for place, item in enumerate(value):
                 if isinstance(item, Tensor):
                     yield f"{name}.{place}", item
-

@@ -80,7 +80,7 @@ def ends_in(row: dict[str, Any], in_module: bool, grad: bool, given: tuple[Any, 
     if row["phase"] == "backward":
         node: Any = internals.current_node()
         return GRADIENT if isinstance(getattr(node, "variable", None), torch.nn.Parameter) else ""
-    if grad and any(leaf.requires_grad for leaf in tensors(*given)) and len(found) == 1 and wrong[0].numel() == 1:
+    if grad and any(leaf.requires_grad for leaf in tensors(*given)) and found[0] is wrong[0] and wrong[0].numel() == 1:
         return LOSS
     overflowed = any(score.get("overflowed") for score in row.get("measures", ()))
     return RESULT if overflowed or any(bool(item.isnan().any()) for item in wrong) else ""

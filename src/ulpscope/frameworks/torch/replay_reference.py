@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_tables as tables
-from ulpscope.frameworks.torch.replay_definitions import DEFINITIONS
+from ulpscope.frameworks.torch.replay_definitions import DEFINITIONS, INSIDE
 from ulpscope.frameworks.torch.replay_scales import MAPS, SCALES
 from ulpscope.frameworks.torch.replay_score import UNIT
 from ulpscope.frameworks.torch.replay_values import items, mapped, mapped_args, mapped_kwargs, memory_of, tensors
@@ -212,6 +212,9 @@ def expected(
     wide, wide_kwargs = _up(plan, args, kwargs, integers=not floats, numbers=numbers)
     values = _evaluate(plan, wide, wide_kwargs)
     scales, terms = _scales(plan, wide, wide_kwargs, values, [leaf.dtype for leaf in tensors(args, kwargs)])
+    logarithm = tables.LOGARITHMS.get(plan.name)
+    if logarithm is not None and (small := scales[logarithm]) is not None:
+        scales[logarithm] = small + 1
     sums = plan.name in tables.SUMS_BESIDE
     # A factor such as a learning rate is itself rounded to the working dtype by some kernels.
     factored = plan.name in tables.ROUNDED_ONCE
@@ -222,17 +225,13 @@ def expected(
     return Expected(values, scales, terms, exact=False, working=working, leans=leans)
 
 
-def out_of_range(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any]) -> list[Tensor | None]:
-    """Where a kernel must leave the range of its dtype on the way to a result that is in it: where the steps that torch says it
-    is made of do so too, in that dtype."""
-    run = internals.decompositions.get(plan.func)
-    if run is None or plan.name in DEFINITIONS:
-        return [None] * len(found)
-    steps = outputs(plan, args, kwargs, run(*keep_written(plan, args, kwargs)[0], **kwargs))
-    return [
-        ~torch.isfinite(step) if isinstance(step, Tensor) and isinstance(item, Tensor) and step.shape == item.shape else None
-        for step, item in zip(steps, found, strict=True)
-    ]
+def out_of_range(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor | None:
+    """Where a kernel must leave the range of its dtype on the way to a result that is in it; None where nothing is known."""
+    run = INSIDE.get(plan.name)
+    if run is None:
+        return None
+    beyond = ~torch.isfinite(run(*args, **kwargs))
+    return beyond if beyond.shape == result.shape else beyond.any().expand(result.shape)
 
 
 def beside_jumps(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Any], want: Expected) -> None:
@@ -345,6 +344,8 @@ def _scales(
         return (found + [None] * count)[:count], _terms(plan, args, values) if plan.kind == "norm" else ones
     if plan.kind == "map":
         if plan.name in tables.ROUNDED_ONCE:
+            if kwargs.get("rounding_mode") is not None:
+                return [2 * value.abs() for value in values], ones  # by way of the remainder: three roundings
             return _second_part(plan, args, kwargs, count), ones
         if plan.name == "pow" and len(args) > 1 and isinstance(args[1], int | float):
             exponent = abs(float(args[1]))

@@ -46,6 +46,11 @@ def gelu_backward(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[A
     return [grad.abs() * (1 + (x * torch.exp(-0.5 * x * x)).abs())]
 
 
+def erf(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    # Quick ones are one less an exponential: near zero the error is that of one.
+    return [torch.ones_like(results[0])]
+
+
 def silu(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
     return [results[0].abs() * (1 + args[0].abs())]
 
@@ -86,7 +91,8 @@ def _normalised(x: Tensor, dims: list[int], eps: float, weight: Tensor | None, b
         scale = scale * weight.abs()
     if bias is not None:
         scale = scale + bias.abs()
-    return [scale, spread + mean.abs(), rstd * ratio]
+    # Its terms cancel, whichever the order they are added in.
+    return [scale, spread + x.abs().mean(dims, True), rstd * ratio]
 
 
 def layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
@@ -181,6 +187,7 @@ SCALES: dict[str, Scales] = {
     "_log_softmax_backward_data": log_softmax_backward,
     "gelu": gelu,
     "gelu_backward": gelu_backward,
+    "erf": erf,
     "silu": silu,
     "silu_backward": silu_backward,
     "exp": exponential,

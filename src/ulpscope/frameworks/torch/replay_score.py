@@ -19,8 +19,10 @@ UNIT: dict[torch.dtype, float] = {
     torch.float8_e4m3fn: 2.0**-4,
     torch.float8_e5m2: 2.0**-3,
 }
-# What kernels with results of this dtype compute in.
-INNER = {dtype: unit if dtype is torch.float64 else 2.0**-24 for dtype, unit in UNIT.items()}
+# What kernels with results of this dtype compute in: float32; in low precision by quick functions, good to 20 bits.
+INNER = {dtype: unit if unit <= 2.0**-24 else 2.0**-20 for dtype, unit in UNIT.items()}
+# What a quick function may lose at the end of the range of float32, times a factor: an exponential that overflows is a reciprocal of 0.
+FADES = 2.0**-116
 # Factors of products of float32 are rounded to these where a program allows it.
 FACTORS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 _MANY = 64  # fewer elements say nothing about a systematic error
@@ -69,19 +71,22 @@ def rounded_score(
     working: bool,
     leans: bool = True,
     factors: str | None = None,
+    fades: bool = False,
 ) -> dict[str, Any]:
     """Score of a result that may be rounded, in units of `dtype`, or of what the factors of products are rounded to.
 
     `scale` is the condition of the operation at each element. With `working`, partial results may have been rounded to
     the dtype of the result; without, only the result itself, and what happened inside is of the inner precision. Without
-    `leans` nothing is said about a systematic error: some parts of a large result are enough for that.
+    `leans` nothing is said about a systematic error: some parts of a large result are enough for that. `fades`: the smallest
+    numbers may be lost.
     """
     if found.shape != expected.shape:
         return {"rms": 0.0, "worst": 0.0, "wrong": max(found.numel(), 1)}
     unit, inner = FACTORS[factors] if factors else UNIT[dtype], INNER[dtype]
     y = found.double()
+    least = max(subnormal(dtype), FADES if fades and dtype is not torch.float64 else 0.0)
     answer: dict[str, Any] = {}
-    error = _units(y, expected, scale, unit, inner, subnormal(dtype), working)
+    error = _units(y, expected, scale, unit, inner, least, working)
     rms, worst, size, total = _numbers(error, y)
     finite: Tensor | None = None
     if not math.isfinite(rms + size):
@@ -90,13 +95,14 @@ def rounded_score(
         scale = None if scale is None else scale.expand(finite.shape)[finite].nan_to_num(0.0, 0.0, 0.0)
         if not y.numel():
             return {"rms": 0.0, "worst": 0.0, **answer}
-        error = _units(y, expected, scale, unit, inner, subnormal(dtype), working)
+        error = _units(y, expected, scale, unit, inner, least, working)
         rms, worst, size, total = _numbers(error, y)
     count = y.numel()
     answer |= {"rms": rms / math.sqrt(count), "worst": worst, "total": total, "size": size}
     if unit > inner and not working and found.dtype is dtype:
-        nearest = (y == expected.to(dtype).double()).sum()
-        answer["misrounded"] = 1.0 - int(nearest) / count
+        nearest = expected.to(dtype).double()
+        room = (nearest - expected).abs_().add_(expected.abs() if scale is None else scale, alpha=inner)
+        answer["misrounded"] = int(((y != nearest) & ((y - expected).abs() > room)).sum()) / count
     if leans and count >= _MANY and rms:
         terms = None if scale is None else scale.expand(y.shape) * (_CANCELLED * (1.0 if working else inner / unit))
         answer |= _bias(*_thinned(y, expected, terms), unit, torch.finfo(dtype).tiny)

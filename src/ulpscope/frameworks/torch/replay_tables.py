@@ -327,6 +327,14 @@ POSITIONS = {
     "_grid_sampler_2d_cpu_fallback_backward": 2,
     "cudnn_grid_sampler_backward": 2,
 }
+# Which result is the logarithm of a sum: what the sum is off by relatively, it is off by as it is.
+LOGARITHMS = {
+    "_scaled_dot_product_flash_attention_for_cpu": 1,
+    "_scaled_dot_product_flash_attention": 1,
+    "logsumexp": 0,
+    "logcumsumexp": 0,
+    "_logcumsumexp": 0,
+}
 # Jumps where an operand is a unit larger: both sides are right there.
 JUMPS = frozenset({*POSITIONS, "div", "floor_divide", "remainder", "fmod", "frac", "heaviside", "linspace", "logspace"})
 
