@@ -20,7 +20,6 @@ from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.dense import untouchable
-from ulpscope.frameworks.torch.devices import float32_products
 from ulpscope.frameworks.torch.dispatch_tap import KernelMode, raises_late, redispatch, written_by
 from ulpscope.frameworks.torch.names import ApiNames
 from ulpscope.frameworks.torch.replay_exchange import Exchanges
@@ -29,6 +28,7 @@ from ulpscope.frameworks.torch.replay_origins import Origins, scalars
 from ulpscope.frameworks.torch.replay_place import Places
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_values import items, results, tensors
+from ulpscope.frameworks.torch.settings import float32_products
 from ulpscope.model.operators import FACTORS_ROUNDED
 
 Emit = Callable[[dict[str, Any]], None]
