@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ulpscope.analyze.exchange import KIND
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 # Exchanges after which all members hold the same.
 _SHARING = frozenset(

@@ -43,7 +43,7 @@ from ulpscope.model.names import SAVED
 from ulpscope.model.options import CaptureConfig, capture_config
 from ulpscope.model.records import Phase, Role
 from ulpscope.native import parts, taps
-from ulpscope.store import layout
+from ulpscope.store import run_folder
 from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
 
@@ -62,7 +62,7 @@ class Capture:
         if path is not None:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
-        self._config_json = layout.Fixed(self.config.as_json())
+        self._config_json = run_folder.Fixed(self.config.as_json())
         # The program may change its working folder; a run stays where it began.
         self.path = absolute(self.config.path)
         self.current_step = 0
@@ -367,11 +367,11 @@ class Capture:
             self._copy = claim(self.path, rank, self._run, overwrite=self.config.overwrite)
             self._claimed = True
         if self._environment is None:
-            self._environment = layout.Fixed({**devices.environment(), **surroundings()})
+            self._environment = run_folder.Fixed({**devices.environment(), **surroundings()})
         self._recorder.begin_step(anew=not self.counts_on)
         self._recorder.measurer.begin_step()
         while True:
-            folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
+            folder = run_folder.dump_folder(self.path, self.current_step, rank, self._copy)
             if folder not in self.dumps[-1:]:
                 self.dumps.append(folder)
             try:
@@ -416,12 +416,12 @@ class Capture:
     def _manifest(self, state: str) -> dict[str, Any]:
         rank, world = self._place()
         if self._environment is not None and self._environment["seeds"] != devices.seeds():
-            self._environment = layout.Fixed({**self._environment, "seeds": devices.seeds()})
+            self._environment = run_folder.Fixed({**self._environment, "seeds": devices.seeds()})
         lost = self._recorder.lost
         told = sorted(self._recorder.notes.items(), key=lambda note: note[0] == lost)  # why it is incomplete comes last
         notes = [text if count == 1 else f"{text} ({count} times)" for text, count in told]
         return {
-            "format": layout.FORMAT_VERSION,
+            "format": run_folder.FORMAT_VERSION,
             "framework": probe.NAME,
             "level": self.config.level.value,
             "step": self.current_step,
