@@ -21,6 +21,7 @@ from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
+from ulpscope.compare.settings import manifest_differences
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
@@ -156,7 +157,7 @@ def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
     endings = [f"{dump.folder}: {dump.ending}" for dump in (reference, target) if dump.ending != "complete"]
     endings += _other_calls(reference, target)
     missing = (len(reference.missing), len(target.missing)) if task.options.elements else (0, 0)
-    surroundings = tuple(_surroundings(reference, target))
+    surroundings = tuple(manifest_differences(reference.manifest, target.manifest))
     return UnitOutcome(divergence, stacks, tuple(endings), surroundings, tuple(artefacts), missing)
 
 
@@ -192,30 +193,6 @@ def _other_calls(reference: Dump, target: Dump) -> Iterator[str]:
     for key in ("level", "only", "skip", "scope", "phases"):
         if key in left and key in right and left[key] != right[key]:
             yield f"recorded with other options, {key} {left[key]} and {right[key]}: calls that only one has are left out"
-
-
-_IGNORED = frozenset({"command", "time", "started", "host", "hostname", "pid", "path", "cwd"})
-
-
-def _surroundings(reference: Dump, target: Dump) -> Iterator[tuple[str, str, str]]:
-    """What the two manifests say differently about where and how they ran."""
-    left = {**_flat(reference.manifest.environment), **_flat(reference.manifest.config, "option ")}
-    right = {**_flat(target.manifest.environment), **_flat(target.manifest.config, "option ")}
-    for key in sorted(left.keys() & right.keys()):
-        if left[key] != right[key] and key.rpartition(".")[2].removeprefix("option ") not in _IGNORED:
-            yield key, left[key], right[key]
-
-
-def _flat(content: Any, prefix: str = "") -> dict[str, str]:
-    if not isinstance(content, dict):
-        return {}
-    found: dict[str, str] = {}
-    for key, item in content.items():
-        if isinstance(item, dict):
-            found |= _flat(item, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = str(item)
-    return found
 
 
 def _beside(reference: Path, target: Path) -> Path:

@@ -121,6 +121,8 @@ class ModuleTap:
         self._new_thread = new_thread
         self._tidy = tidy
         self.steps: StepWatch | None = None
+        # Called once, before the next module that no other calls.
+        self.first_forward: Callable[[], None] | None = None
         self.alone: tuple[Module, str] | None = None
         self.observer = observer
         self.backward = backward
@@ -190,6 +192,9 @@ class ModuleTap:
             heard = self.steps.outermost(module, args[1:], kwargs)
             if self.observer.active is False:  # that was the end of what is wanted
                 return self.steps.tell_once(heard, args, kwargs)
+        if self.first_forward is not None:
+            told, self.first_forward = self.first_forward, None
+            told()
         call: OpenCall | None = None
         edges = None
         follow = False
