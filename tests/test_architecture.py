@@ -56,7 +56,7 @@ class Import:
 
 
 def part_of(path: str) -> str:
-    """The part of the house a file belongs to: `store` for store/reader.py, `records` for records.py."""
+    """The part of the house a file belongs to: `store` for store/dump.py, `records` for records.py."""
     return PurePosixPath(path).with_suffix("").parts[0]
 
 
@@ -300,8 +300,8 @@ def test_help_exits_with_0_and_imports_no_framework() -> None:
 
 
 BAD: list[tuple[Rule, str, str]] = [
-    (wrong_directions, "store/reader.py", "from ulpscope.frameworks.base import Tap"),
-    (wrong_directions, "store/reader.py", "from ..frameworks import base"),
+    (wrong_directions, "store/dump.py", "from ulpscope.frameworks.base import Tap"),
+    (wrong_directions, "store/dump.py", "from ..frameworks import base"),
     (wrong_directions, "store/formats/msprobe.py", "from ...capture.session import Session"),
     (wrong_directions, "frameworks/torch/summary.py", "def f():\n    import ulpscope.store.writer"),
     (wrong_directions, "capture/session.py", "from ulpscope import compare"),
@@ -311,7 +311,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (wrong_directions, "report/html.py", "import ulpscope.frameworks.base"),
     (wrong_directions, "viewer/server.py", "from ulpscope.capture import session"),
     (wrong_directions, "analyze/ledger.py", "if TYPE_CHECKING:\n    from ulpscope.report import rows"),
-    (wrong_directions, "model/records.py", "from ..store import reader"),
+    (wrong_directions, "model/records.py", "from ..store import dump"),
     (wrong_directions, "model/records.py", "import importlib\nimportlib.import_module('ulpscope.store')"),
     (wrong_directions, "gadgets/new.py", ""),
     (foreign_to_vocabulary, "model/records.py", "import numpy as np"),
@@ -326,21 +326,21 @@ BAD: list[tuple[Rule, str, str]] = [
     (operator_lists, "findings/rules.py", "if name in ('addmm', 'aten.bmm.default', 'baddbmm_'): pass"),
     (operator_lists, "findings/rules.py", "SCALES = {'addcmul': 1, 'lerp': 2, 'gelu': 3}"),
     (operator_lists, "findings/rules.py", "NAMES = 'addmm bmm mm baddbmm'.split()"),
-    (too_long, "store/reader.py", "\n" * 601),
+    (too_long, "store/dump.py", "\n" * 601),
     (too_long, "native/measure.c", "\n" * 701),
     (names_that_say_nothing, "store/utils.py", ""),
     (names_that_say_nothing, "common/paths.py", ""),
-    (prints, "store/reader.py", "def f():\n    print('read')"),
-    (empty_class_names, "store/reader.py", "def f():\n    class DumpManager: ..."),
+    (prints, "store/dump.py", "def f():\n    print('read')"),
+    (empty_class_names, "store/dump.py", "def f():\n    class DumpManager: ..."),
 ]
 
 GOOD: list[tuple[Rule, str, str]] = [
     (
         wrong_directions,
-        "store/reader.py",
-        "from ulpscope.model.records import Value\nfrom . import layout\nfrom ..model.errors import DumpError",
+        "store/dump.py",
+        "from ulpscope.model.records import Value\nfrom . import run_folder\nfrom ..model.errors import DumpError",
     ),
-    (wrong_directions, "store/__init__.py", "from .reader import Dump"),
+    (wrong_directions, "store/__init__.py", "from .dump import Dump"),
     (
         wrong_directions,
         "replay/runner.py",
@@ -364,12 +364,12 @@ GOOD: list[tuple[Rule, str, str]] = [
     (operator_lists, "findings/rules.py", "if name in ('mm', 'addmm'): pass"),
     (operator_lists, "report/text.py", "COLUMNS = ('type', 'shape', 'max', 'min', 'mean')"),
     (operator_lists, "model/operators.py", "NAMES = ['addmm', 'bmm', 'baddbmm']"),
-    (too_long, "store/reader.py", "\n" * 500),
+    (too_long, "store/dump.py", "\n" * 500),
     (too_long, "native/measure.c", "\n" * 700),
-    (names_that_say_nothing, "store/layout.py", ""),
+    (names_that_say_nothing, "store/run_folder.py", ""),
     (prints, "cli/main.py", "print('done')"),
-    (prints, "store/reader.py", "text = 'print(1)'"),
-    (empty_class_names, "store/reader.py", "class DumpReader: ..."),
+    (prints, "store/dump.py", "text = 'print(1)'"),
+    (empty_class_names, "store/dump.py", "class DumpReader: ..."),
 ]
 
 

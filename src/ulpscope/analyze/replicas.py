@@ -15,7 +15,7 @@ from ulpscope.analyze.exchange import KIND
 from ulpscope.model.errors import DumpError
 from ulpscope.model.operators import ROLES_OF_COLLECTIVES
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 _SHARING = frozenset(name for name, roles in ROLES_OF_COLLECTIVES.items() if roles.shares)
 Groups = tuple[tuple[int, ...], ...]

@@ -20,8 +20,8 @@ from ulpscope.model.names import OPTIMIZER, call_text
 from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Value
 from ulpscope.store.call_site import op_of, place_of
+from ulpscope.store.dump import Dump
 from ulpscope.store.ledger_file import Measure, Row
-from ulpscope.store.reader import Dump
 
 _VERDICTS = {
     Status.IDENTICAL: Verdict.IDENTICAL,
