@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from ulpscope.analyze.habits import Habits
-from ulpscope.analyze.limits import LOW, ONE_BY_ONE, UNITS, Limit, limit
+from ulpscope.analyze.limits import LOW, UNITS, Limit, limit
 from ulpscope.analyze.purposes import purposes
 from ulpscope.analyze.told import Key, keyed, told_differently
 from ulpscope.analyze.verdicts import REPLAY, STATISTICS, Finding, Judgement, Seen, Verdict
+from ulpscope.model.operators import Trait, traits
 from ulpscope.store.ledger_file import Exchange, Measure, Row
 
 __all__ = ["REPLAY", "STATISTICS", "Finding", "Judgement", "Seen", "Verdict", "judge", "same_place"]
@@ -202,7 +203,7 @@ def _unlike_its_peers(row: Row, measure: Measure, other: Measure | None, peers: 
     """Partial sums rounded in low precision: below what theory allows, but this run's other calls do not do it."""
     if measure.dtype not in LOW or row.kind != "contraction" or measure.rms < _NOTABLE:
         return 0.0, ""
-    if math.prod(measure.shape) < _MANY or row.name in ONE_BY_ONE:
+    if math.prod(measure.shape) < _MANY or Trait.ONE_BY_ONE in traits(row.name):
         return 0.0, ""  # the error of a few elements is a matter of chance, that of a running sum one of its length
     if row.name.startswith("convolution") and not _comparable(other):
         return 0.0, ""  # another size of the kernel is another algorithm

@@ -12,27 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from ulpscope.analyze.told import Key
 from ulpscope.analyze.verdicts import STATISTICS, Finding, Verdict
+from ulpscope.model.operators import Trait, traits
 from ulpscope.store.ledger_file import Measure, Row
 
 _Call = tuple[int, str, str, int]
-# Reads such a value without making anything of it: passes it on as it is, or asks whether it is one.
-_QUIET = frozenset(
-    [
-        "detach",
-        "_local_scalar_dense",
-        "ones_like",
-        "is_nonzero",
-        "isinf",
-        "isnan",
-        "isfinite",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-    ]
-)
 
 
 def purposes(rows: Sequence[Row], partners: Mapping[Key, Row], keys: Mapping[Key, Row]) -> dict[int, Finding]:
@@ -110,7 +93,9 @@ class _Paths:
         return ""
 
     def reader(self, row: Row) -> str:
-        found = [each for each in self._readers[_call(row)] if each.kind != "view" and each.name not in _QUIET]
+        found = [
+            each for each in self._readers[_call(row)] if each.kind != "view" and Trait.TELLS not in traits(each.name)
+        ]
         if not found:
             return "no other call reads it"
         last = next((reader for reader in found if not reader.passes), found[0])
@@ -124,7 +109,7 @@ class _Paths:
 
 def _is_quiet(row: Row) -> bool:
     """Reads it without making anything of it."""
-    return row.kind == "view" or row.phase == "backward" or row.name in _QUIET
+    return row.kind == "view" or row.phase == "backward" or Trait.TELLS in traits(row.name)
 
 
 def _call(row: Row) -> _Call:

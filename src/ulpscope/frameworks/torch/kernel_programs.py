@@ -44,30 +44,25 @@ def _batch_norm(make: Make, training: bool) -> Tensor:
 
 _ROWS = 13  # of which there are more in some turns
 _GRID = (2, 5, 5, 2)
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    name: getattr(torch, name)
-    for name in (
-        [
-            "exp",
-            "expm1",
-            "sin",
-            "cos",
-            "tan",
-            "tanh",
-            "sigmoid",
-            "erf",
-            "erfc",
-            "abs",
-            "square",
-            "reciprocal",
-            "sinh",
-            "cosh",
-            "asinh",
-            "atan",
-            "relu",
-        ]
-    )
-}
+_UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.exp,
+    torch.expm1,
+    torch.sin,
+    torch.cos,
+    torch.tan,
+    torch.tanh,
+    torch.sigmoid,
+    torch.erf,
+    torch.erfc,
+    torch.abs,
+    torch.square,
+    torch.reciprocal,
+    torch.sinh,
+    torch.cosh,
+    torch.asinh,
+    torch.atan,
+    torch.relu,
+)
 _ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     F.gelu,
     lambda x: F.gelu(x, approximate="tanh"),
@@ -182,7 +177,7 @@ def is_there(device: str) -> bool:
 
 def programs() -> list[Program]:
     """All of them; each gets what makes it a random leaf of a shape."""
-    found: list[Program] = [_of_one(run) for run in (*_UNARY.values(), *_ACTIVATIONS, *_REDUCTIONS)]
+    found: list[Program] = [_of_one(run) for run in (*_UNARY, *_ACTIVATIONS, *_REDUCTIONS)]
     found += [_of_positive(run) for run in _POSITIVE]
     found += [_of_two(run) for run in _PAIRS]
     found += _OTHERS

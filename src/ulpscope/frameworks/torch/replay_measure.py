@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import replay_reference as references
-from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.replay_choice import choice_scores
 from ulpscope.frameworks.torch.replay_fulfils import Demand, demands
 from ulpscope.frameworks.torch.replay_pieces import Piece, cut, measured, merged
@@ -24,6 +23,7 @@ from ulpscope.frameworks.torch.replay_score import (
     subnormal,
 )
 from ulpscope.frameworks.torch.replay_values import results, tensors
+from ulpscope.model.operators import FACTORS_ROUNDED, Trait, traits
 
 Measures = list[dict[str, Any]]
 BLOCK = 1 << 16  # elements that are scored at a time
@@ -33,7 +33,7 @@ _NOT_FINITE = ("lost", "overflowed", "undefined", "infinite")
 
 def rounded_factors(plan: Plan, device: str, products: dict[str, str]) -> str | None:
     """What the factors of a product of float32 may be rounded to; `products` as in `settings.float32_products`."""
-    kind = tables.FACTORS_ROUNDED.get(plan.name)
+    kind = FACTORS_ROUNDED.get(plan.name)
     allowed = products.get(f"{device} {kind}") if kind is not None else None
     return allowed if allowed in FACTORS else None
 
@@ -89,7 +89,7 @@ def _nearest(
     for numbers in ways:
         want = references.expected(plan, args, kwargs, found, numbers)
         best = _nearer(best, scored(want))
-        if any(map(_is_notable, best)) and plan.name in tables.JUMPS and not want.exact:
+        if any(map(_is_notable, best)) and Trait.JUMPS in traits(plan.name) and not want.exact:
             references.beside_jumps(plan, args, kwargs, found, want)
             best = _nearer(best, scored(want))
         if not any(map(_is_notable, best)):
@@ -180,7 +180,7 @@ def _measure(
     if plan.kind == "other" and scale is not None and dtype is torch.float16:
         scale = torch.hypot(scale, torch.full_like(scale, _underflow(args, kwargs)))
     factors = factors if dtype is torch.float32 else None
-    fades = plan.kind in ("norm", "other") or (plan.kind == "map" and plan.name not in tables.ROUNDED_ONCE)
+    fades = plan.kind in ("norm", "other") or (plan.kind == "map" and Trait.ROUNDED_ONCE not in traits(plan.name))
     score = _scored(item, value.to(item.device), scale, dtype, want.working[at], leans, factors, fades)
     if any(score.get(name) for name in _NOT_FINITE) and not _finite(args, kwargs):
         score["overflowed"] = score["undefined"] = score["infinite"] = 0

@@ -15,9 +15,9 @@ from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_score import UNIT
 from ulpscope.frameworks.torch.replay_values import memory_of, tensors
+from ulpscope.model.operators import Trait, traits
 
 Source = tuple[str, str, int]  # kernel, dtypes, index: what a row is known by
-_OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 _MADE = ("overflowed", "undefined", "infinite")
 LOSS, GRADIENT, WEIGHT, RESULT = "loss", "gradient", "weight", "result"
 FOLLOWED = frozenset({LOSS, RESULT})  # what may still be masked
@@ -34,7 +34,7 @@ class Poles:
         if not self._made:
             return []
         found: dict[Source, None] = {}
-        overwritten = plan.written and (plan.kind == "random" or plan.name in _OVERWRITES)
+        overwritten = plan.written and (plan.kind == "random" or Trait.FILLS in traits(plan.name))
         for leaf in tensors(args[1:] if overwritten else args, kwargs):
             source = self._made.get(memory_of(leaf))
             if source is not None and _is_not_finite(leaf):
