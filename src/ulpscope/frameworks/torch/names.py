@@ -20,6 +20,8 @@ from ulpscope.frameworks.torch.spelling import Spelling
 
 NORMAL, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT = range(5)
 
+# Of functions of the program: the kind and the name under which it wants them.
+NAMED = "_ulpscope_name"
 # Never recorded, with the reason. Everything else that torch can call is seen.
 NEVER: dict[str, frozenset[str]] = {
     "asks for a shape, a type or a flag and computes nothing": frozenset(
@@ -364,6 +366,9 @@ class ApiNames:
         return (*args, *(kwargs[name] for name in moved)), rest
 
     def _find(self, function: Any) -> Api:
+        told = getattr(function, NAMED, None)
+        if told is not None:
+            return self._made(*told)
         name = getattr(function, "__name__", type(function).__name__)
         if isinstance(function, internals.Overload):
             space, _, rest = function.name().partition("::")
