@@ -13,7 +13,7 @@ import numpy as np
 from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.records import Phase
 from ulpscope.native import measuring
-from ulpscope.store.layout import FORMAT_VERSION, dump_folder
+from ulpscope.store.run_folder import FORMAT_VERSION, dump_folder
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, VALUE_BYTES
 from ulpscope.store.writer import DumpWriter
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ulpscope.model.errors import CaptureError, ConfigError, DumpError, UlpscopeError
     from ulpscope.model.names import call_text, slot_text
     from ulpscope.replay.session import Ledger, ledger
-    from ulpscope.store.reader import Dump, open_dump, open_run
+    from ulpscope.store.dump import Dump
+    from ulpscope.store.registry import open_dump, open_run
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -25,11 +26,11 @@ _HOMES = {
     "reference": "frameworks.torch.replay_reference",
     "Ledger": "replay.session",
     "ledger": "replay.session",
-    "Dump": "store.reader",
+    "Dump": "store.dump",
     "call_text": "model.names",
     "slot_text": "model.names",
-    "open_dump": "store.reader",
-    "open_run": "store.reader",
+    "open_dump": "store.registry",
+    "open_run": "store.registry",
     "UlpscopeError": "model.errors",
     "ConfigError": "model.errors",
     "CaptureError": "model.errors",

@@ -43,7 +43,7 @@ from ulpscope.model.names import SAVED
 from ulpscope.model.options import CaptureConfig, capture_config
 from ulpscope.model.records import Phase, Role
 from ulpscope.native import parts, taps
-from ulpscope.store import layout
+from ulpscope.store import run_folder
 from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
 
@@ -62,7 +62,7 @@ class Capture:
         if path is not None:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
-        self._config_json = layout.Fixed(self.config.as_json())
+        self._config_json = run_folder.Fixed(self.config.as_json())
         # The program may change its working folder; a run stays where it began.
         self.path = absolute(self.config.path)
         self.current_step = 0
@@ -370,7 +370,7 @@ class Capture:
         self._recorder.begin_step(anew=not self.counts_on)
         self._recorder.measurer.begin_step()
         while True:
-            folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
+            folder = run_folder.dump_folder(self.path, self.current_step, rank, self._copy)
             if folder not in self.dumps[-1:]:
                 self.dumps.append(folder)
             try:
@@ -419,7 +419,7 @@ class Capture:
         told = sorted(self._recorder.notes.items(), key=lambda note: note[0] == lost)  # why it is incomplete comes last
         notes = [text if count == 1 else f"{text} ({count} times)" for text, count in told]
         return {
-            "format": layout.FORMAT_VERSION,
+            "format": run_folder.FORMAT_VERSION,
             "framework": probe.NAME,
             "level": self.config.level.value,
             "step": self.current_step,

@@ -23,9 +23,9 @@ from ulpscope.report.blame import blame_json, blame_lines, counted, next_command
 from ulpscope.report.outcome import Answer
 from ulpscope.report.panel import verdict_line
 from ulpscope.store.call_site import is_replayable
-from ulpscope.store.layout import find_dumps
+from ulpscope.store.dump import Dump
 from ulpscope.store.ledger_file import Row, find_ledgers, is_begun, read_ledger, settle, unseen_beside
-from ulpscope.store.reader import Dump, open_dump, open_run
+from ulpscope.store.registry import find_dumps, open_dump, open_run
 
 _NOTHING = 4
 

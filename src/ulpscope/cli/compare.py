@@ -31,8 +31,9 @@ from ulpscope.report.panel import Page, near, page_of
 from ulpscope.report.rows import COLUMNS, rows_of
 from ulpscope.report.table import Sheet
 from ulpscope.report.xlsx import write_xlsx
-from ulpscope.store.layout import write_json
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
+from ulpscope.store.run_folder import write_json
 
 
 @click.command()

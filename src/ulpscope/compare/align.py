@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ulpscope.compare.comparison import How
 from ulpscope.model.names import MODULE
 from ulpscope.model.records import CallId, Phase
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 # Wrappers put these into the names of modules; a run with one and a run without are the same model.
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

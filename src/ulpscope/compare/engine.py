@@ -36,7 +36,8 @@ from ulpscope.model.errors import DumpError
 from ulpscope.model.names import value_text
 from ulpscope.model.records import CallId, CallRecord, Value
 from ulpscope.native.measuring import sketch_relative_l2
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ A repeated backward of the same call carries `~1`, `~2` behind its name.
 
 from __future__ import annotations
 
+from ulpscope.model import operators
 from ulpscope.model.records import CallId, Phase, Role, Slot
 
 MODULE = "Module"
@@ -21,26 +22,9 @@ GENERATOR = "torch._C.Generator"
 OPTIMIZER = "Optimizer"
 SAVED = "Saved"
 # Of calls of functions and kernels.
-KINDS = frozenset({"Aten", "Distributed", "Functional", "Init", "MindSpeed", "NPU", "Tensor", "Torch", "VF"})
+KINDS = operators.KINDS
 INIT = "Init"  # of torch.nn.init, whose functions fill a tensor
-# Calls that write their first argument without reading it.
-FILLS = frozenset(
-    {
-        "bernoulli_",
-        "cauchy_",
-        "copy_",
-        "exponential_",
-        "fill_",
-        "geometric_",
-        "log_normal_",
-        "normal_",
-        "random_",
-        "set_",
-        "trunc_normal_",
-        "uniform_",
-        "zero_",
-    }
-)
+FILLS = operators.named(operators.Trait.FILLS)
 _INDEX_LAST = frozenset({MODULE, OPTIMIZER})
 _ROLES = frozenset({role.value for role in Role} | {"kwargs"})
 _ROLELESS = frozenset({Phase.PARAMETERS_GRAD.value, Phase.DEBUG.value})

@@ -525,8 +525,11 @@ static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name
 PyMODINIT_FUNC PyInit__taps(void) { return PyModuleDef_Init(&definition); }
 
 /* All of it is one unit: the compiler sees through calls from file to file, which are most of what is called here. */
+#include "texts.c"
+#include "stacks.c"
 #include "values.c"
 #include "calls.c"
+#include "mode.c"
 #include "modules.c"
 #include "recorder.c"
 #include "gradients.c"

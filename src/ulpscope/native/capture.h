@@ -1,5 +1,5 @@
-/* What the files of the capture's hot path share: capture.c (frames, calls), values.c (names, stacks, values),
- * calls.c (calls and the function mode), modules.c (modules), recorder.c (what Python calls),
+/* What the files of the capture's hot path share: capture.c (frames, calls), texts.c (texts and names), stacks.c, values.c,
+ * calls.c (calls), mode.c (the function mode), modules.c (modules), recorder.c (what Python calls),
  * gradients.c (gradients), edges.c (the graph), cuda_queue.c (tensors on a device), torch_abi.c (torch
  * without Python), gate.c (the lock), foreign.c (functions of extensions). */
 #ifndef ULPSCOPE_TAPS_H
@@ -222,7 +222,7 @@ void heard_again(Quiet *);
 int64_t sequence_now(Fast *);
 int traces(Fast *);
 
-/* Of values.c. Numbers are -1 after an error. */
+/* Of texts.c, stacks.c and values.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
 void drop_metas(Fast *);
 void drop_anchors(Fast *);
@@ -253,6 +253,9 @@ int visit_leaves(Fast *, PyObject *value, PyObject *path, Visit, void *to);
 /* Of calls.c. */
 enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
 Call *open_call(Fast *, State *, PyObject *kind, PyObject *name, PyObject *frame, int phase, int carries);
+Call *unwanted_call(Fast *, PyObject *kind, PyObject *name, int phase);
+enum { UNASKED, ALL_WANTED, NONE_WANTED, EACH_ASKED };
+int choice_of(Fast *, const Call *); /* whether the calls of its name are wanted; -1 after an error */
 int phase_of(const Fast *, PyObject *phase);
 int role_of(const Fast *, PyObject *role);
 Call *open_backward(Fast *, State *, PyObject *kind, PyObject *name, const long long *facts, PyObject *module,

@@ -13,9 +13,9 @@ from ulpscope.model.dtypes import dtype_named
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallRecord, Summary, Value
 from ulpscope.native import measuring
-from ulpscope.store import layout
+from ulpscope.store import run_folder
+from ulpscope.store.dump import Dump
 from ulpscope.store.parts import with_parts
-from ulpscope.store.reader import Dump
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, TOLD
 from ulpscope.store.writer import DumpWriter
 
@@ -27,14 +27,14 @@ def write_native(dump: Dump, folder: Path) -> None:
     """Writes a dump into a new folder in the native format. Raises CaptureError when the folder exists."""
     told = dump.manifest
     manifest = {
-        "format": layout.FORMAT_VERSION,
+        "format": run_folder.FORMAT_VERSION,
         "framework": told.framework,
         "level": told.level,
         "step": told.step,
         "rank": told.rank,
         "world_size": told.world_size,
         "state": told.state,
-        "config": told.config,
+        "config": told.config if dump.recorded_by == "native" else {**told.config, "source": dump.recorded_by},
         "environment": told.environment,
         "notes": list(told.notes),
     }

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from ulpscope.model.errors import DumpError
 from ulpscope.store.json_fields import read_fields
-from ulpscope.store.layout import is_native
+from ulpscope.store.run_folder import find_own
 
 FORMAT = 2
 PREFIX = "ledger.rank"
@@ -219,7 +219,7 @@ def _is_ledger(path: Path) -> bool:
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None
     except DumpError:
-        return path.suffix == SUFFIX and not is_native(path)  # one that says what is wrong with it when it is read
+        return path.suffix == SUFFIX and not find_own(path)  # one that says what is wrong with it when it is read
     return True
 
 

@@ -13,7 +13,8 @@ from ulpscope.compare.align import Align, align, plain_module
 from ulpscope.compare.comparison import How
 from ulpscope.model.names import call_text
 from ulpscope.model.records import Phase
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 Call = tuple[str, int, str] | tuple[str, int, str, tuple[int, ...]]
 

@@ -71,7 +71,7 @@ def _run(asked: argparse.Namespace) -> None:
     # Brings torch, which the other commands do without.
     from ulpscope.frameworks.torch.api_runner import ApiRunner, default_device, set_jit_compile
     from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
-    from ulpscope.store.reader import open_dump
+    from ulpscope.store.registry import open_dump
 
     config = read_section(asked.config_path)
     white, black = (frozenset(config.get(key, ())) for key in ("white_list", "black_list"))

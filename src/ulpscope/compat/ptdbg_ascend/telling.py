@@ -8,7 +8,7 @@ from pathlib import Path
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
 from ulpscope.model.errors import DumpError
 from ulpscope.report.pkl_rows import call_lines
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 
 def parse(pkl_file: str, module_name_prefix: str) -> None:

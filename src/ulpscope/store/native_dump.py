@@ -7,7 +7,8 @@ import math
 import mmap
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.model.dtypes import Array, DType, bits_from, dtype_named, values_from
-from ulpscope.model.errors import DumpError, did_you_mean
-from ulpscope.model.names import call_text, parse_call
+from ulpscope.model.dtypes import dtype_named
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text
 from ulpscope.model.records import (
     CallId,
     CallRecord,
@@ -32,9 +33,10 @@ from ulpscope.model.records import (
     Value,
 )
 from ulpscope.native import measuring
-from ulpscope.store import layout
+from ulpscope.store import run_folder
 from ulpscope.store.mapped import StoredBits
 from ulpscope.store.parts import parts_of, with_parts
+from ulpscope.store.registry import Format
 from ulpscope.store.ring import left_in
 from ulpscope.store.tables import (
     CALL,
@@ -56,14 +58,16 @@ _LOOKS = 3
 _UNANSWERED = "not measured: the process ended before its device had answered"
 
 
-class Dump:
-    """One step of one rank, as it lies on disk. Open it with `open_dump`."""
+class NativeDump:
+    """The tables of one step of one rank. Open it with `open_dump`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        self.manifest = _read_manifest(self.folder)
+    format = "native"
+
+    def __init__(self, location: run_folder.DumpLocation) -> None:
+        self.folder = location.folder
+        self._manifest = _read_manifest(self.folder)
         # The writer fills them first to last; read last to first, what a row points to is there even while it writes.
-        tables = [_read_file(self.folder / name) for name in reversed(layout.TABLES)][::-1]
+        tables = [_read_file(self.folder / name) for name in reversed(run_folder.TABLES)][::-1]
         self.recovered = _replay_journal(self.folder, tables)
         self._read = [0] * len(tables)
         self._lines: list[bytes] = []
@@ -73,6 +77,7 @@ class Dump:
         self._metas: dict[int, _Meta] = {}
         self._slots: dict[int, Slot] = {}
         self._order = np.zeros(0, dtype=np.int64)
+        self._seqs = np.zeros(0, dtype=np.uint64)
         self._is_settled = True
         self._take(tables)
 
@@ -94,44 +99,35 @@ class Dump:
         self._calls = self._call_rows.table = _rows(calls, CALL)
         first = len(self._order)
         self._order = np.concatenate([self._order, first + np.argsort(self._calls["seq"][first:], kind="stable")])
+        self._seqs = self._calls["seq"][self._order]
+        # Of an open dump nobody else has counted them.
+        self.manifest = replace(self._manifest, counts={**self._manifest.counts, "values": len(self._values)})
 
     def follow(self) -> bool:
         """Reads what was added since, in the time that takes. Both times the writer must have flushed the dump. False where it
         is not only added: a call has ended that had begun before others, or a number was still to come; open it anew then."""
         manifest = _read_manifest(self.folder)
-        names = zip(layout.TABLES, self._read, strict=True)
+        names = zip(run_folder.TABLES, self._read, strict=True)
         tables = [_read_file(self.folder / name, at) for name, at in reversed(list(names))][::-1]
         begun = _rows(tables[-1], CALL)["seq"]
-        first = len(self)
-        if not self._is_settled or (first and len(begun) and begun.min() < self._calls["seq"][self._order[-1]]):
+        if not self._is_settled or (len(self._seqs) and len(begun) and begun.min() < self._seqs[-1]):
             return False
-        self.manifest = manifest
+        self._manifest = manifest
         self._take(tables)
-        if "_by_seq" in self.__dict__:
-            self._by_seq.update((seq, row) for row, seq in enumerate(self._calls["seq"][first:].tolist(), first))
-        for name in ("_by_id", "_payload_file", "_payload_tail"):
+        for name in ("_payload_file", "_payload_tail"):
             self.__dict__.pop(name, None)
         return True
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def __repr__(self) -> str:
-        return f"Dump({str(self.folder)!r}, {len(self)} calls, {self.ending})"
 
     @property
     def ending(self) -> str:
         """How the dump ends: "complete", or why not."""
         if self.manifest.state == "complete":
-            told = self.manifest.counts.get("calls", 0)
-            cut = isinstance(told, int) and len(self) < told
-            return f"{layout.CALLS} holds {len(self)} of {told} calls: the file is cut" if cut else "complete"
+            told, count = self.manifest.counts.get("calls", 0), len(self._calls)
+            cut = isinstance(told, int) and count < told
+            return f"{run_folder.CALLS} holds {count} of {told} calls: the file is cut" if cut else "complete"
         if self.manifest.state == "open":
-            last = (
-                f"; the last finished call is {call_text(self._id(self._call_rows[len(self) - 1]))}"
-                if len(self)
-                else ""
-            )
+            finished = call_text(self._id(self._call_rows[len(self._calls) - 1])) if len(self._calls) else ""
+            last = f"; the last finished call is {finished}" if finished else ""
             return f"the process ended, or is still running, before the step was closed{last}"
         return self.manifest.notes[-1] if self.manifest.notes else self.manifest.state
 
@@ -142,65 +138,35 @@ class Dump:
         found = {str(extra["missing"]) for extra in told}
         size = self.manifest.counts.get("payload_bytes", 0)
         if self.manifest.state == "complete" and isinstance(size, int) and len(self._payload_file) < size:
-            found.add(layout.PAYLOAD)
+            found.add(run_folder.PAYLOAD)
         return found
 
-    def calls(self) -> Iterator[CallRecord]:
-        """Every call in execution order."""
-        for row in self._order:
-            yield self._record(int(row))
-
-    def ids(self) -> list[CallId]:
-        """The names of all calls in execution order."""
-        return [self._id(self._call_rows[row]) for row in self._order.tolist()]
+    def ids(self) -> Sequence[CallId]:
+        return _Ids(self._order, lambda row: self._id(self._call_rows[row]))
 
     def modules(self) -> list[str]:
-        """For each call in execution order the module it ran in; empty where that is not known."""
         return [self._module(number) for number in self._calls["module"][self._order].tolist()]
 
     def threads(self) -> list[int]:
-        """For each call in execution order the number of the thread, or of a pool's task, that made it."""
         numbers: list[int] = self._calls["thread"][self._order].tolist()
         return numbers
 
-    def nth(self, place: int) -> CallRecord:
-        """The call at a place in execution order."""
-        return self._record(int(self._order[place]))
-
-    @property
-    def value_count(self) -> int:
-        """How many values all calls have together."""
-        return len(self._values)
-
-    def call(self, which: CallId | str) -> CallRecord:
-        """One call by its name. Raises DumpError naming the nearest one when there is no such call."""
-        name = which if isinstance(which, CallId) else _parsed_name(which)
-        row = self._by_id.get(name)
-        if row is None:
-            raise DumpError(
-                f"{self.folder} has no call {call_text(name)}.{did_you_mean(call_text(name), map(call_text, self._by_id))}"
-            )
-        return self._record(row)
-
-    def by_seq(self, seq: int) -> CallRecord | None:
-        """The call with this execution number, if it was recorded."""
-        row = self._by_seq.get(seq)
-        return None if row is None else self._record(row)
+    def position(self, seq: int) -> int | None:
+        """Where the call with this execution number is in execution order; None where it was not recorded."""
+        at = int(np.searchsorted(self._seqs, np.uint64(seq))) if 0 <= seq < NONE64 else len(self._seqs)
+        return at if at < len(self._seqs) and self._seqs[at] == seq else None
 
     def parent(self, call: CallRecord) -> CallId | None:
-        """Who called it: for a backward call, the backward of the forward call's parent."""
-        above = None if call.parent is None else self._by_seq.get(call.parent)
+        above = None if call.parent is None else self.position(call.parent)
         if above is None:
             return None
-        found = self._id(self._call_rows[above])
+        found = self._id(self._call_rows[int(self._order[above])])
         return found if call.origin is None else CallId(found.kind, found.name, found.index, call.id.phase)
 
-    def name_of(self, call: CallRecord) -> str:
-        """The name of a call as its files spell it."""
+    def spelled(self, call: CallRecord) -> str:
         return call_text(call.id)
 
     def stack(self, call: CallRecord) -> list[Frame]:
-        """The Python stack of a call, innermost frame first."""
         frames: list[Frame] = []
         number = call.stack
         while number is not None and len(frames) < 10_000:
@@ -209,24 +175,13 @@ class Dump:
                 frames += [Frame(*row) for row in entry["frames"]]
                 parent = entry["parent"]
             except (TypeError, KeyError) as error:
-                raise DumpError(f"{self.folder / layout.STRINGS}: entry {number} is not a stack") from error
+                raise DumpError(f"{self.folder / run_folder.STRINGS}: entry {number} is not a stack") from error
             if parent is not None and parent >= number:
-                raise DumpError(f"{self.folder / layout.STRINGS}: stack {number} points forward")
+                raise DumpError(f"{self.folder / run_folder.STRINGS}: stack {number} points forward")
             number = parent
         return frames
 
-    def load(self, value: Value) -> Array:
-        """The elements of a recorded tensor; bfloat16 and float8 come exactly as float32."""
-        dtype, raw, shape = self.raw(value)
-        return values_from(raw, dtype, shape)
-
-    def load_bits(self, value: Value) -> Array:
-        """The exact bits of a recorded tensor."""
-        dtype, raw, shape = self.raw(value)
-        return bits_from(raw, dtype, shape)
-
     def sketch(self, value: Value) -> NDArray[np.float32] | None:
-        """The sketch of a recorded tensor, for `measuring.sketch_relative_l2`; None when there is none. DumpError if it is gone."""
         if value.measure is None:
             return None
         row = self._measures[value.measure]
@@ -234,37 +189,26 @@ class Dump:
         if not size:
             return None
         if start + size > len(self._sketches):
-            raise DumpError(f"{self.folder / layout.SKETCHES} ends before byte {start + size}: the file is cut")
+            raise DumpError(f"{self.folder / run_folder.SKETCHES} ends before byte {start + size}: the file is cut")
         return np.frombuffer(memoryview(self._sketches).toreadonly(), dtype="<f4", count=size // 4, offset=start)
 
-    def sample(self, value: Value) -> Array | None:
-        """The numbers that stand for a tensor where its format keeps some elements of it; None in all others."""
-        return None
-
     # --- rows into records --------------------------------------------------------------------------------------
-
-    @cached_property
-    def _by_id(self) -> dict[CallId, int]:
-        return {self._id(self._call_rows[row]): row for row in reversed(self._order.tolist())}
-
-    @cached_property
-    def _by_seq(self) -> dict[int, int]:
-        return {seq: row for row, seq in enumerate(self._calls["seq"].tolist())}
 
     def _id(self, row: tuple[Any, ...]) -> CallId:
         kind, name, index, again, phase = row[4], row[5], row[6], row[7], row[13]
         if phase >= len(PHASES):
-            raise DumpError(f"{self.folder / layout.CALLS}: phase {phase} is unknown; the file is damaged")
+            raise DumpError(f"{self.folder / run_folder.CALLS}: phase {phase} is unknown; the file is damaged")
         return CallId(str(self._string(kind)), str(self._string(name)), index, PHASES[phase], again)
 
     def _module(self, number: int) -> str:
         return "" if number == NONE32 else str(self._string(number))
 
-    def _record(self, number: int) -> CallRecord:
+    def record(self, position: int) -> CallRecord:
+        number = int(self._order[position])
         row = self._call_rows[number]
         seq, parent, origin, first, _, _, _, _, count, stack, note, module, thread, _, flags, _ = row
         if first + count > len(self._values):
-            raise DumpError(f"{self.folder / layout.VALUES}: values of call {number} are missing; the file is cut")
+            raise DumpError(f"{self.folder / run_folder.VALUES}: values of call {number} are missing; the file is cut")
         return CallRecord(
             id=self._id(row),
             seq=seq,
@@ -322,11 +266,11 @@ class Dump:
                 parts,
             )
         except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
-            raise DumpError(f"{self.folder / layout.VALUES}: a value is damaged ({error})") from error
+            raise DumpError(f"{self.folder / run_folder.VALUES}: a value is damaged ({error})") from error
 
     def _measured(self, number: int) -> tuple[Summary | None, int | None, Payload | None]:
         if number >= len(self._measures):
-            raise DumpError(f"{self.folder / layout.MEASURES}: measure {number} is missing; the file is cut")
+            raise DumpError(f"{self.folder / run_folder.MEASURES}: measure {number} is missing; the file is cut")
         row = self._measure_rows[number]
         high, low, total, norm, numel, nan, posinf, neginf, zero, crc, kind, offset, nbytes = row[:13]
         stats: Summary | None = None
@@ -344,13 +288,12 @@ class Dump:
             try:
                 found = self._parsed[number] = json.loads(self._lines[number])
             except (IndexError, ValueError, RecursionError) as error:
-                raise DumpError(f"{self.folder / layout.STRINGS}: entry {number} is missing or damaged") from error
+                raise DumpError(f"{self.folder / run_folder.STRINGS}: entry {number} is missing or damaged") from error
         return found
 
     # --- payloads -----------------------------------------------------------------------------------------------
 
-    def raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
-        """The element type, the row-major bits as they lie in the file, and the shape of a recorded tensor."""
+    def stored(self, value: Value) -> StoredBits:
         if value.payload is None or value.dtype is None or value.shape is None:
             raise DumpError("this value was recorded without its elements; capture with tensors=True (--tensors)")
         dtype = dtype_named(str(value.extra.get("stored_dtype", value.dtype)))
@@ -358,14 +301,9 @@ class Dump:
         start, nbytes = value.payload.offset, value.payload.nbytes
         if any(size < 0 for size in shape) or nbytes != dtype.itemsize * math.prod(shape):
             raise DumpError(
-                f"{self.folder / layout.PAYLOAD}: {nbytes} bytes do not make a {dtype.name} of shape {shape}"
+                f"{self.folder / run_folder.PAYLOAD}: {nbytes} bytes do not make a {dtype.name} of shape {shape}"
             )
-        data = self._payload_bytes(start, nbytes)
-        return dtype, data, shape
-
-    def stored(self, value: Value) -> StoredBits:
-        """As `raw`; where a file has a checksum of the bits, finding it may be left to the one who reads them."""
-        return StoredBits(*self.raw(value))
+        return StoredBits(dtype, self._payload_bytes(start, nbytes), shape)
 
     def _payload_bytes(self, start: int, nbytes: int) -> memoryview:
         end = start + nbytes
@@ -380,11 +318,11 @@ class Dump:
             # While the process is writing, bytes may have gone from the ring to the file between the two looks.
             self.__dict__.pop("_payload_file", None)
             self.__dict__.pop("_payload_tail", None)
-        raise DumpError(f"{self.folder / layout.PAYLOAD} ends before byte {end}: the file is cut")
+        raise DumpError(f"{self.folder / run_folder.PAYLOAD} ends before byte {end}: the file is cut")
 
     @cached_property
     def _payload_file(self) -> memoryview:
-        path = self.folder / layout.PAYLOAD
+        path = self.folder / run_folder.PAYLOAD
         if not _is_plain(path) or not path.stat().st_size:
             return memoryview(b"")
         with path.open("rb") as file:
@@ -392,7 +330,7 @@ class Dump:
 
     @cached_property
     def _payload_tail(self) -> tuple[int, bytes]:
-        path = self.folder / layout.PAYLOAD_JOURNAL
+        path = self.folder / run_folder.PAYLOAD_JOURNAL
         return left_in(path) if _is_plain(path) else (0, b"")
 
 
@@ -434,6 +372,22 @@ class _Tuples:
         return rows[at]
 
 
+class _Ids(Sequence[CallId]):
+    """The names of calls, each made when it is asked for."""
+
+    def __init__(self, order: NDArray[Any], name: Callable[[int], CallId]) -> None:
+        self._order, self._name = order, name
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._name(int(self._order[position]))
+
+    def __iter__(self) -> Iterator[CallId]:
+        return map(self._name, self._order.tolist())
+
+
 def _joined(old: bytearray, new: bytearray) -> bytearray:
     if not old:
         return new
@@ -442,41 +396,6 @@ def _joined(old: bytearray, new: bytearray) -> bytearray:
     except BufferError:  # somebody holds what was read of it
         old = old + new
     return old
-
-
-def open_dump(path: str | Path, *, step: int | None = None, rank: int | None = None) -> Dump:
-    """The dump at a path: a rank folder, a file in it, a step or a whole run (then the first step and rank, or the asked)."""
-    places = [
-        place for place in layout.find_dumps(Path(path)) if step in (None, place.step) and rank in (None, place.rank)
-    ]
-    if not places:
-        asked = "".join(f", {word} {number}" for word, number in (("step", step), ("rank", rank)) if number is not None)
-        raise DumpError(f"{path} holds no dump{asked}; a dump is a folder step0/rank0 with a {layout.MANIFEST}")
-    return _opened(places[0].folder)
-
-
-def open_run(path: str | Path) -> list[Dump]:
-    """Every dump of a run, by step and rank."""
-    return [_opened(place.folder) for place in layout.find_dumps(Path(path))]
-
-
-def _opened(folder: Path) -> Dump:
-    # Imported here because the other formats are read into subclasses of Dump.
-    from ulpscope.store.formats.hooks_reader import HooksDump
-    from ulpscope.store.formats.msprobe_reader import MsprobeDump
-    from ulpscope.store.formats.pkl_lines import is_ptdbg
-    from ulpscope.store.formats.ptdbg_reader import PtdbgDump
-
-    if layout.is_lines(folder):
-        return PtdbgDump(folder) if is_ptdbg(folder) else HooksDump(folder)
-    return MsprobeDump(folder) if folder.is_file() or layout.is_msprobe(folder) else Dump(folder)
-
-
-def _parsed_name(text: str) -> CallId:
-    try:
-        return parse_call(text)
-    except ValueError as error:
-        raise DumpError(str(error)) from None
 
 
 def _extreme(bits: int, kind: int) -> float | int:
@@ -523,29 +442,29 @@ def _read_file(path: Path, at: int = 0) -> bytearray:
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    path = folder / layout.MANIFEST
+    path = folder / run_folder.MANIFEST
     try:
         _is_plain(path)
         raw = json.loads(path.read_text(encoding="utf-8"))
         found = Manifest(**{key: raw[key] for key in Manifest.__dataclass_fields__ if key in raw})
     except FileNotFoundError:
-        raise DumpError(f"{folder} is not a dump: it has no {layout.MANIFEST}") from None
+        raise DumpError(f"{folder} is not a dump: it has no {run_folder.MANIFEST}") from None
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DumpError(f"{path} cannot be read: {error}") from error
     if not isinstance(found.config, dict):
         raise DumpError(f"{path} cannot be read: its config is {found.config!r:.40}, not an object")
     if not isinstance(found.stretches, dict) or not all(isinstance(count, int) for count in found.stretches.values()):
         raise DumpError(f"{path} cannot be read: its stretches are {found.stretches!r:.40}, not counts")
-    if not isinstance(found.format, int) or found.format > layout.FORMAT_VERSION:
+    if not isinstance(found.format, int) or found.format > run_folder.FORMAT_VERSION:
         raise DumpError(
-            f"{path} has format {found.format}, this ulpscope reads up to {layout.FORMAT_VERSION}; upgrade ulpscope to read it"
+            f"{path} has format {found.format}, this ulpscope reads up to {run_folder.FORMAT_VERSION}; upgrade ulpscope to read it"
         )
     return found
 
 
 def _replay_journal(folder: Path, tables: list[bytearray]) -> int:
     """Puts what a killed process left in its journal into the tables; returns how many frames that were."""
-    path = folder / layout.JOURNAL
+    path = folder / run_folder.JOURNAL
     if not _is_plain(path):
         return 0
     _, data = left_in(path)
@@ -563,3 +482,6 @@ def _replay_journal(folder: Path, tables: list[bytearray]) -> int:
         frames += 1
         at = end
     return frames
+
+
+FORMAT = Format(NativeDump.format, run_folder.find_own, NativeDump)
