@@ -13,7 +13,7 @@ from typing import Any
 
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
-from ulpscope.frameworks.base import Forward, Measurer, OpenCall, Shared, ThreadState
+from ulpscope.frameworks.base import Forward, Measurer, OpenCall, PathOfCode, Shared, ThreadState
 from ulpscope.frameworks.threads import Threads
 from ulpscope.model.background import is_own
 from ulpscope.model.records import PathStep, Phase, Role
@@ -110,7 +110,8 @@ class Recorder(Threads):
         modules = state.modules
         above, stop = -1, None
         if modules:
-            call.module = modules[-1][0]
+            path = modules[-1][0]
+            call.module = path.inside(frame) if isinstance(path, PathOfCode) else path
             stop, above = modules[-1][2], modules[-1][3]
         if phase in (Phase.FORWARD, Phase.BACKWARD, Phase.PARAMETERS_GRAD):
             selection = self._selection

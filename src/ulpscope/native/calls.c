@@ -83,7 +83,11 @@ Call *open_call(Fast *f, State *s, PyObject *kind, PyObject *name, PyObject *fra
     if (above) c->parent = above->seq;
     if (modules > 0) {
         PyObject *module = PyList_GetItem(s->object[MODULES], modules - 1);
-        set_ref(&c->module, Py_NewRef(PyTuple_GetItem(module, 0)));
+        PyObject *path = PyTuple_GetItem(module, 0); /* of a graph: see frameworks.torch.graph_modules */
+        path = PyUnicode_CheckExact(path) ? Py_NewRef(path)
+            : PyObject_CallMethodObjArgs(path, word[INSIDE], frame ? frame : Py_None, NULL);
+        if (!path) { Py_DECREF(c); return NULL; }
+        set_ref(&c->module, path);
         stop = PyTuple_GetItem(module, 2);
         over = PyLong_AsLongLong(PyTuple_GetItem(module, 3));
     }

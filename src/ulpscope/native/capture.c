@@ -25,6 +25,7 @@ static const char *const spelling[WORDS] = {
         "code",
     "untyped_storage", "start", "stop", "step", "names", "of", "__name__", "alone",
     "_parameters", "is_leaf", "_post_accumulate_grad_hooks", "_around", "grad", "opaque_text", "is_meta",
+    "inside", "watch_below",
 };
 
 /* --- small things ------------------------------------------------------------------------------------------------ */
