@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 
+from ulpscope.analyze.first_nonfinite import first_nonfinite
 from ulpscope.capture.watch import OPTIONS_VARIABLE
 from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
 from ulpscope.model.errors import CaptureError
 from ulpscope.model.options import capture_config
+from ulpscope.report.nonfinite import answer_line, nonfinite_json, nonfinite_lines
 from ulpscope.report.overflow import overflow_json, overflow_lines, summary_line
 from ulpscope.store.dump import Dump
 from ulpscope.store.registry import find_folders, open_run
@@ -43,7 +45,10 @@ def overflow(
     \b
     ulpscope check overflow -- python train.py           ends the program at the first overflow
     ulpscope check overflow -n -1 -- python train.py     lets it run to its end
-    ulpscope check overflow runs/a                       what an earlier check kept (-o)
+    ulpscope check overflow runs/a                       what an earlier check kept (-o), or a whole recording of any tool
+
+    Of a whole recording the first nan of any rank is named, and followed back through send, recv, broadcast and the like to
+    the rank whose call made it; where there is none, the first infinity.
 
     Exit code: 0 no call overflowed, 1 one did, 3 none did until CMD ended by a signal or with an error, 4 no call of torch
     was seen.
@@ -53,24 +58,24 @@ def overflow(
         raise click.UsageError("check overflow needs a command behind --, or the folder of an earlier check", ctx)
     if command is None:
         assert run is not None
-        sys.exit(_tell(Path(run), open_run(Path(run)), form, quiet))
+        sys.exit(_tell(open_run(Path(run)), form, quiet))
     with tempfile.TemporaryDirectory(prefix="ulpscope-check-") as scratch:
         folder = Path(output or scratch).resolve()
         if output is not None and folder.is_dir() and find_folders(folder):
             raise CaptureError(f"{output} holds an earlier run; choose another folder")
         options = {"path": str(folder), "overflows": number, "poles": poles, "level": level, "sketch": False}
         ended = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
-        code = _tell(folder, open_run(folder) if folder.is_dir() and find_folders(folder) else [], form, quiet)
+        code = _tell(open_run(folder) if folder.is_dir() and find_folders(folder) else [], form, quiet)
         sys.exit(CUT if ended and code != 1 else code)
 
 
-def _tell(folder: Path, dumps: list[Dump], form: str, quiet: bool) -> int:
+def _tell(dumps: list[Dump], form: str, quiet: bool) -> int:
     if not dumps:
         click.echo("ulpscope: nothing to check: no call of torch was seen", err=True)
         return NOTHING
     kept = [dump for dump in dumps if dump.manifest.config.get("overflows") is not None]
     if not kept:
-        raise CaptureError(f"{folder} is a whole recording; `ulpscope check overflow -o DIR -- CMD` keeps overflows")
+        return _tell_recording(dumps, form, quiet)
     found = _found(kept)
     notes = sorted({note for dump in kept for note in dump.manifest.notes})
     if not quiet and form == "json":
@@ -81,10 +86,27 @@ def _tell(folder: Path, dumps: list[Dump], form: str, quiet: bool) -> int:
         for each in found:
             click.echo("\n".join(overflow_lines(**each, ranks=ranks)) + "\n")
         click.echo(summary_line(len(found), notes))
-    cut = [dump for dump in kept if dump.ending != "complete"]
+    cut = _say_cut(kept)
+    return 1 if found else cut
+
+
+def _tell_recording(dumps: list[Dump], form: str, quiet: bool) -> int:
+    found = first_nonfinite(dumps)
+    if not quiet and form == "json":
+        click.echo(json.dumps({"first": [nonfinite_json(each) for each in found]}, indent=1, default=str))
+    elif not quiet:
+        ranks = len({dump.manifest.rank for dump in dumps})
+        for each in found:
+            click.echo("\n".join(nonfinite_lines(each, ranks=ranks)) + "\n")
+        click.echo(answer_line(found))
+    return 1 if found else _say_cut(dumps)
+
+
+def _say_cut(dumps: list[Dump]) -> int:
+    cut = [dump for dump in dumps if dump.ending != "complete"]
     for dump in cut:
         click.echo(f"ulpscope: step {dump.manifest.step} rank {dump.manifest.rank}: {dump.ending}", err=True)
-    return 1 if found else CUT if cut else 0
+    return CUT if cut else 0
 
 
 def _found(dumps: list[Dump]) -> list[dict[str, Any]]:
