@@ -7,7 +7,7 @@ from typing import Any
 
 from ulpscope.analyze.first_nonfinite import Bad, Beginning, First
 from ulpscope.model.names import call_text
-from ulpscope.report.overflow import overflow_json, overflow_lines
+from ulpscope.report.overflow import call_json, call_lines
 
 _WORDS = {Bad.INF: "infinity", Bad.NAN: "nan"}
 _HEADS = {
@@ -27,27 +27,26 @@ _MEANING = {
 def nonfinite_lines(first: First, *, ranks: int) -> list[str]:
     """One origin in a few lines."""
     word = _WORDS[first.bad]
-    lines = overflow_lines(
-        first.call, step=first.step, rank=first.rank, ranks=ranks, source=first.source, nature="", reason=""
-    )
     place = f"step {first.step}" + (f", rank {first.rank}" if ranks > 1 else "")
     meaning = _MEANING[first.how].format(first.why)
     if first.how is Beginning.MADE and first.given is Bad.INF:
         meaning = "it was given infinities, and no nan"
     if first.how is Beginning.THERE and first.why:
         meaning += f"; {first.why}"
-    lines = [f"{call_text(first.call.id)}  {_HEADS[first.how].format(word)}  ({place})", *lines[1:-1], f"  {meaning}"]
+    lines = [
+        f"{call_text(first.call.id)}  {_HEADS[first.how].format(word)}  ({place})",
+        *call_lines(first.call, first.source),
+        f"  {meaning}",
+    ]
     lines += [f"  rank {rank} got it by {call_text(call)}" for rank, call in first.reached]
     return lines
 
 
 def nonfinite_json(first: First) -> dict[str, Any]:
     """One origin as plain JSON."""
-    plain = overflow_json(
-        first.call, step=first.step, rank=first.rank, source=first.source, nature=first.how.value, reason=first.why
-    )
+    plain = call_json(first.call, first.source, step=first.step, rank=first.rank)
     reached = [{"rank": rank, "call": call_text(call)} for rank, call in first.reached]
-    return {**plain, "kind": _WORDS[first.bad], "reached": reached}
+    return {**plain, "nature": first.how.value, "reason": first.why, "kind": _WORDS[first.bad], "reached": reached}
 
 
 def answer_line(found: Sequence[First]) -> str:
