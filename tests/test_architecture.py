@@ -39,9 +39,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "monitor": frozenset({"store", "frameworks"}),
     "replay": frozenset({"store", "frameworks", "compare"}),
     "compare": frozenset({"store"}),
-    "analyze": frozenset({"store", "compare"}),
-    "report": frozenset({"store", "compare", "analyze"}),
-    "viewer": frozenset({"store", "compare", "analyze", "report"}),
+    "findings": frozenset({"store", "compare"}),
+    "analyze": frozenset({"store", "compare", "findings"}),
+    "report": frozenset({"store", "compare", "findings", "analyze"}),
+    "viewer": frozenset({"store", "compare", "findings", "analyze", "report"}),
 }
 BELOW_TOP = frozenset(MAY_IMPORT)
 MAY_IMPORT |= dict.fromkeys(TOP, BELOW_TOP | TOP)
@@ -261,7 +262,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (wrong_directions, "capture/session.py", "from ulpscope import compare"),
     (wrong_directions, "capture/session.py", "from ulpscope import __version__"),
     (wrong_directions, "capture/session.py", "from ulpscope.monitor import watch"),
-    (wrong_directions, "compare/engine.py", "from ulpscope.analyze import divergence"),
+    (wrong_directions, "compare/engine.py", "from ulpscope.findings import divergence"),
     (wrong_directions, "report/html.py", "import ulpscope.frameworks.base"),
     (wrong_directions, "viewer/server.py", "from ulpscope.capture import session"),
     (wrong_directions, "analyze/ledger.py", "if TYPE_CHECKING:\n    from ulpscope.report import rows"),

@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ulpscope.analyze.exchange import KIND
 from ulpscope.errors import DumpError
+from ulpscope.findings.exchange import KIND
 from ulpscope.records import CallId, CallRecord, Phase, Role, Slot, Value
 from ulpscope.store.reader import Dump
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import click
 
-from ulpscope.analyze.advice import Advice, advise
-from ulpscope.analyze.divergence import Search
-from ulpscope.analyze.ranks import explain_later, origin
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
 from ulpscope.errors import DumpError
+from ulpscope.findings.advice import Advice, advise
+from ulpscope.findings.divergence import Search
+from ulpscope.findings.ranks import explain_later, origin
 from ulpscope.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
 from ulpscope.report.outcome import Outcome, UnitOutcome

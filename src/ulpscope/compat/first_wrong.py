@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
 
-from ulpscope.analyze.advice import ACCURATE, NOT_ACCURATE
 from ulpscope.dtypes import DTYPES
+from ulpscope.findings.advice import ACCURATE, NOT_ACCURATE
 from ulpscope.report.table import Cell, Row
 from ulpscope.store.reader import Dump
 

@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.divergence import Search
-from ulpscope.analyze.exchange import KIND
-from ulpscope.analyze.findings import Divergence, Finding, Status
-from ulpscope.analyze.ranks import Origin, origin
 from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import Kind
 from ulpscope.compare.runs import Unit, executor_for
+from ulpscope.findings.divergence import Search
+from ulpscope.findings.exchange import KIND
+from ulpscope.findings.model import Divergence, Finding, Status
+from ulpscope.findings.ranks import Origin, origin
 from ulpscope.records import CallRecord, Phase, Role, Slot, Value
 from ulpscope.report.legacy import STACK, TABLES, Table, rows, table_for
 from ulpscope.report.table import replacing

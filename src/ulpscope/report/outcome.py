@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.findings import Divergence, Finding, Status
-from ulpscope.analyze.ranks import Origin
-from ulpscope.analyze.steadiness import Choice
 from ulpscope.compare.comparison import Evidence, Level
+from ulpscope.findings.model import Divergence, Finding, Status
+from ulpscope.findings.ranks import Origin
+from ulpscope.findings.steadiness import Choice
 from ulpscope.naming import call_text
 from ulpscope.records import Frame
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ulpscope.analyze.advice import Advice
-from ulpscope.analyze.findings import Finding
 from ulpscope.compare.comparison import Comparison
 from ulpscope.compare.metrics import METRICS
+from ulpscope.findings.advice import Advice
+from ulpscope.findings.model import Finding
 from ulpscope.naming import call_text, slot_text
 from ulpscope.records import Frame, Value
 from ulpscope.report.outcome import Outcome

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ulpscope.analyze.advice import Advice
-from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Level
 from ulpscope.compare.verdict import ROUNDINGS
+from ulpscope.findings.advice import Advice
+from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.naming import MODULE, call_text, slot_text
 from ulpscope.records import Frame, Phase, Role
 from ulpscope.report.outcome import Answer, Outcome

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ulpscope.analyze.beginnings import Beginning, Beginnings, marks_of
-from ulpscope.analyze.exchange import KIND, Side, is_group, is_inside, parts_of
-from ulpscope.analyze.findings import Divergence, Finding, Status
-from ulpscope.analyze.outside import Outside, Strand
-from ulpscope.analyze.rounding import coarsest, is_rounding, limit_of
-from ulpscope.analyze.steadiness import Choice, coarsest_of, is_choice, is_near
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
+from ulpscope.findings.beginnings import Beginning, Beginnings, marks_of
+from ulpscope.findings.exchange import KIND, Side, is_group, is_inside, parts_of
+from ulpscope.findings.model import Divergence, Finding, Status
+from ulpscope.findings.outside import Outside, Strand
+from ulpscope.findings.rounding import coarsest, is_rounding, limit_of
+from ulpscope.findings.steadiness import Choice, coarsest_of, is_choice, is_near
 from ulpscope.naming import FILLS, INIT, MODULE, OPTIMIZER, call_text, slot_text
 from ulpscope.records import UNWRITTEN, CallId, Phase, Role, Slot
 

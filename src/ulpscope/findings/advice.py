@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ulpscope.analyze.exchange import KIND, is_group
-from ulpscope.analyze.findings import Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Evidence, Level
+from ulpscope.findings.exchange import KIND, is_group
+from ulpscope.findings.model import Finding, Status
 from ulpscope.naming import MODULE, call_text
 from ulpscope.records import CallId, Phase, Role, Value
 

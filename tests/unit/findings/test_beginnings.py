@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ulpscope.analyze.advice import Cause, advise
-from ulpscope.analyze.divergence import diverge
-from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.compare.verdict import rounding_of, tensor_verdict
+from ulpscope.findings.advice import Cause, advise
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.model import Divergence, Status
 from ulpscope.naming import call_text
 from unit.analyze.made import call, tensor
 

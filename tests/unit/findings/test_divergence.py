@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from ulpscope.analyze.divergence import Search, diverge
-from ulpscope.analyze.findings import Divergence, Status
-from ulpscope.analyze.ranks import explain_later
 from ulpscope.compare.comparison import Evidence, Level
+from ulpscope.findings.divergence import Search, diverge
+from ulpscope.findings.model import Divergence, Status
+from ulpscope.findings.ranks import explain_later
 from ulpscope.naming import call_text
 from ulpscope.records import UNWRITTEN, Phase, Role, Slot
 from unit.analyze.made import FLOAT32, argument, call, tensor, unmeasured

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.analyze.beginnings import marks_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
+from ulpscope.findings.beginnings import marks_of
 from ulpscope.naming import MODULE, OPTIMIZER
 from ulpscope.records import Phase
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.analyze.exchange import Passings
-from ulpscope.analyze.steadiness import Steadiness
 from ulpscope.compare.comparison import CallComparison, Evidence, Level
+from ulpscope.findings.exchange import Passings
+from ulpscope.findings.steadiness import Steadiness
 from ulpscope.records import CallId
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ulpscope.analyze.divergence import diverge
-from ulpscope.analyze.findings import Divergence, Status
-from ulpscope.analyze.ranks import explain_later, origin
 from ulpscope.compare.comparison import CallComparison, Comparison
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.model import Divergence, Status
+from ulpscope.findings.ranks import explain_later, origin
 from ulpscope.naming import call_text
 from ulpscope.records import Phase
 from ulpscope.report.outcome import Answer, Outcome, UnitOutcome

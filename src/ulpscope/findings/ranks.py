@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ulpscope.analyze.exchange import KIND, Direction, Passing, Side
-from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.compare.comparison import Code
+from ulpscope.findings.exchange import KIND, Direction, Passing, Side
+from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.naming import call_text
 from ulpscope.records import CallId
 
