@@ -25,7 +25,8 @@ class Status(enum.Enum):
     CHOICE = "decided otherwise within rounding"
     OTHER = "other work after that"
     OUTSIDE = "from outside, read by nothing of the model"
-    DTYPE = "another dtype"
+    LOST = "lost"
+    ELSEWHERE = "another way to the same values"
     UNMATCHED = "unmatched"
     UNSURE = "differs, and an argument was not recorded"
     UNKNOWN = "unknown"
@@ -88,22 +89,22 @@ class Divergence:
 
     @property
     def differs(self) -> bool:
-        """Something was introduced, or came in different."""
-        return bool(self.findings or self.statuses[Status.INHERITED])
+        """Something was introduced, was lost, or came in different."""
+        return bool(self.findings)
 
     @property
     def agrees(self) -> bool:
-        """Nothing was introduced, nothing came in different, nothing is alone."""
-        return not (self.differs or self.statuses[Status.UNMATCHED])
+        """Nothing was introduced, nothing was lost, nothing came in different."""
+        return not self.differs
 
     @property
     def carries(self) -> bool:
         """All that differs began as rounding: nobody introduced it, and no call read anything that is not known."""
-        return self.agrees or not (self.findings or self.statuses[Status.UNMATCHED] or self.unsure)
+        return self.agrees and not self.unsure
 
     def is_other_work(self) -> None:
         """After a decision in an earlier step: only what a call makes of the same inputs counts."""
-        for status in (Status.INHERITED, Status.SOURCE, Status.UNMATCHED, Status.DTYPE, Status.CHOICE):
+        for status in (Status.INHERITED, Status.SOURCE, Status.UNMATCHED, Status.CHOICE):
             self.statuses[Status.OTHER] += self.statuses.pop(status, 0)
         self._drop([each for each in self.findings if not is_own(each)])
 

@@ -68,11 +68,7 @@ class UnitOutcome:
     def differs(self) -> bool:
         """What a dump lacks that was cut off, or recorded with other options, is no difference; nor is rounding that is carried on
         where the two ran in the same surroundings, or until it decides something."""
-        found = self.divergence.steadiness
-        rounds = (found.unsteady or found.earlier) and not self.surroundings
-        if self.divergence.carries and (rounds or found.choice is not None):
-            return False
-        return self.divergence.differs if self.endings else not self.divergence.agrees
+        return self.divergence.differs
 
 
 @dataclass(frozen=True, slots=True)

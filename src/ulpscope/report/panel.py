@@ -103,7 +103,6 @@ def _headline(first: Finding) -> str:
     words = {
         Status.SOURCE: "Differs before any call",
         Status.UNSURE: "Differs from here on",
-        Status.DTYPE: "Another dtype",
         Status.UNMATCHED: alone,
     }
     word = words.get(first.status, "First divergence")
@@ -140,11 +139,9 @@ def _finding(outcome: Outcome, finding: Finding, advice: Advice) -> Iterator[Lin
 def _sentence(finding: Finding) -> str:
     if finding.status is Status.SOURCE:
         return f"Before any arithmetic: {finding.text}."
-    if finding.status is Status.DTYPE:
-        return f"Here {finding.text}."
     if finding.status is Status.UNSURE:
         return f"The output differs, and {finding.text}."
-    if finding.status is Status.UNMATCHED:
+    if finding.status in (Status.UNMATCHED, Status.LOST):
         return f"{finding.text[0].upper()}{finding.text[1:]}."
     if finding.output_error is None:
         return "Its inputs are identical, its output is not."
@@ -238,6 +235,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
             (Status.CHOICE, "decided otherwise within rounding"),
             (Status.OTHER, "did other work after that"),
             (Status.OUTSIDE, "from outside, read by nothing"),
+            (Status.ELSEWHERE, "come to the same by another way"),
             (Status.ROUNDING, "within rounding"),
             (Status.IDENTICAL, "identical"),
             (Status.UNMATCHED, "unmatched"),

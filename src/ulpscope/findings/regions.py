@@ -1,0 +1,339 @@
+"""What became of the values that calls without a counterpart made: found again, or lost.
+
+Intermediate values that one side alone has are no suspects while something computed from them is the reference's again: an
+implementation went its own way and came back. A value is *lost* if the end of its pass (loss and outputs, gradients of parameters,
+what an optimizer leaves) is reached from it and nothing known is. The first lost value whose inputs are not lost was made by the guilty
+call; what the other side computes from the same values, and nobody finds again, is its counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ulpscope.compare.anchors import STATISTICS
+from ulpscope.compare.comparison import CallComparison, How, Level, Match
+from ulpscope.compare.engine import compare_calls
+from ulpscope.compare.value_graph import BACKWARD, FORWARD, STEP, key_of
+from ulpscope.compare.values import Values
+from ulpscope.findings.model import Divergence, Finding, Status
+from ulpscope.findings.view import CallView, changed_argument, most, parted, slot_of
+from ulpscope.naming import call_text
+from ulpscope.records import CallRecord
+
+_SHOWN = 6
+
+
+@dataclass(slots=True)
+class Pairs:
+    """What comparing call by call said of the target's values; and which call went with which."""
+
+    said: dict[Hashable, bool] = field(default_factory=dict)
+    partner: dict[int, int] = field(default_factory=dict)
+
+    def see(self, view: CallView, *, agrees: bool) -> None:
+        match = view.comparison.match
+        if match.reference is None or match.target is None:
+            return
+        self.partner[match.target.seq] = match.reference.seq
+        for each in view.outs:
+            key = None if each.target is None else key_of(each.target)
+            if key is not None and each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED):
+                self.said[key] = agrees or each.verdict.level is not Level.FAIL
+        for each in view.ins:
+            if each.target is not None and each.verdict.level in (Level.PASS, Level.WARN):
+                key = key_of(each.target)
+                if key is not None:
+                    self.said.setdefault(key, True)
+
+
+def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
+    """Adds the call, or calls, where values were lost; takes away what came back."""
+    if not found.findings and not found.statuses[Status.UNMATCHED] and not found.statuses[Status.INHERITED]:
+        return
+    lost = _Lost(values, pairs)
+    kept = []
+    for finding in found.findings:
+        if lost.came_back(finding):
+            found.statuses[finding.status] -= 1
+            found.statuses[Status.ELSEWHERE] += 1
+            found.remarks.append((call_text(finding.call), f"{finding.text}; what it gives is found again"))
+        else:
+            kept.append(finding)
+    found.findings = kept
+    region = lost.first()
+    if region is not None:
+        lost.add(region, found)
+
+
+class _Lost:
+    """The lost values of the target."""
+
+    def __init__(self, values: Values, pairs: Pairs) -> None:
+        self._values, self._pairs = values, pairs
+        self._target, self._reference = values.target, values.reference
+        anchors = values.anchors
+        graph = self._target
+        self._said = np.zeros(len(graph), dtype=np.int8)
+        for key, agrees in pairs.said.items():
+            node = graph.number_of(key)
+            if node is not None:
+                self._said[node] = 1 if agrees else -1
+        self._anchored = (anchors.kind > 0) | (self._said > 0)
+        self._judged = graph.is_telling | (self._said != 0)
+        taken = [node for partners in anchors.partners.values() for node in partners]
+        self._taken = np.zeros(len(self._reference), dtype=bool)
+        self._taken[taken] = True
+        back = {theirs: mine for mine, theirs in pairs.partner.items()}
+        self._theirs_matched = back
+        self._good: dict[int, NDArray[np.bool_]] = {}
+
+    def good(self, phase: int) -> NDArray[np.bool_]:
+        """The values of a pass that are known, and what these were computed from."""
+        if phase not in self._good:
+            graph = self._target
+            within = graph.phase == phase
+            self._good[phase] = graph.reach(graph.before, np.flatnonzero(self._anchored & within).tolist(), within)
+        return self._good[phase]
+
+    def came_back(self, finding: Finding) -> bool:
+        """Whether what a call gave is the reference's, or something computed from it is, though its own call says otherwise.
+
+        That a call made something else of the very same is its own doing, whatever came of it."""
+        match = finding.comparison.match
+        if match.target is None or match.reference is None:
+            return False
+        _, outs = parted(finding.comparison)
+        nodes = [
+            node for each in outs if each.target is not None and (node := self._target.node(each.target)) is not None
+        ]
+        if not nodes:
+            return False
+        by_value = all(self._values.anchors.kind[node] > 0 for node in nodes if self._target.is_telling[node])
+        telling = any(self._target.is_telling[node] for node in nodes)
+        if telling and by_value and finding.status is not Status.INTRODUCED:
+            return True
+        strict = finding.status is Status.INTRODUCED and not finding.input_error
+        if strict and self._is_leaf(match.target):
+            return False
+        phase = int(self._target.phase[nodes[0]])
+        return all(self.good(phase)[node] for node in nodes)
+
+    def _is_leaf(self, call: CallRecord) -> bool:
+        position = self._target.position(call.seq)
+        return position is None or self._target.is_leaf(position)
+
+    # --- where values were lost ---------------------------------------------------------------------------------
+
+    def first(self) -> _Region | None:
+        """Of the first pass that lost something."""
+        for phase in (FORWARD, BACKWARD, STEP):
+            region = self._first_of(phase)
+            if region is not None:
+                return region
+        return None
+
+    def _ends(self, phase: int, here: NDArray[np.bool_]) -> NDArray[np.int64]:
+        graph = self._target
+        chosen = {FORWARD: graph.roots, BACKWARD: graph.gradient_nodes}.get(phase, set())
+        ends = np.zeros(len(graph), dtype=bool)
+        ends[list(chosen)] = True
+        ends &= here
+        if not ends.any():
+            read = np.array(
+                [any(here[other] for other in graph.after.of(node)) for node in range(len(graph))], dtype=bool
+            )
+            ends = here & (graph.maker >= 0) & ~read
+        if phase == STEP:
+            # Of another implementation's numbers nobody knows which are the result; those of which the reference has no other are none.
+            free = self._reference.is_telling & ~self._taken & (self._reference.phase == STEP)
+            ends &= np.isin(graph.numel, self._reference.numel[free])
+        return np.flatnonzero(ends)
+
+    def _first_of(self, phase: int) -> _Region | None:
+        graph = self._target
+        here = self._judged & (graph.phase == phase)
+        if not here.any() or not (self._reference.phase == phase).any():
+            return None
+        here &= ~self._cancelled(here)
+        good = self.good(phase)
+        ends = self._ends(phase, here)
+        lost_ends = [node for node in ends.tolist() if not good[node]]
+        if not lost_ends:
+            return None
+        reached = graph.reach(graph.before, lost_ends, graph.phase == phase)
+        lost = reached & here & ~good & (graph.maker >= 0)
+        candidates = np.flatnonzero(lost).tolist()
+        first = [node for node in candidates if not self._has_lost_before(node, lost)] or candidates
+        if not first:
+            return None
+        node = min(first, key=lambda each: (graph.maker[each], each))
+        return self._region(node, lost, len(candidates), int(here.sum()))
+
+    def _has_lost_before(self, node: int, lost: NDArray[np.bool_]) -> bool:
+        graph = self._target
+        seen, todo = {node}, [node]
+        while todo:
+            for other in graph.before.of(todo.pop()):
+                if lost[other]:
+                    return True
+                if other not in seen and not self._anchored[other]:
+                    seen.add(other)
+                    todo.append(other)
+        return False
+
+    def _cancelled(self, here: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Nothing but rounding is left of them: the bias before a norm, the bias of keys."""
+        graph = self._target
+        found = np.zeros(len(graph), dtype=bool)
+        size = np.divide(graph.numbers[:, 3], np.sqrt(np.maximum(graph.numel, 1)))
+        for node in np.flatnonzero(here & (graph.phase == BACKWARD) & ~self._anchored).tolist():
+            unit = max(float(graph.unit[node]), 2.0**-24)
+            for other in graph.before.of(node):
+                if not graph.is_known[other]:
+                    continue
+                terms = max(1.0, graph.numel[other] / max(1, graph.numel[node]))
+                if size[node] < 64 * unit * size[other] * np.sqrt(terms):
+                    found[node] = True
+        return found
+
+    # --- what is said of them -----------------------------------------------------------------------------------
+
+    def _region(self, node: int, lost: NDArray[np.bool_], count: int, total: int) -> _Region:
+        graph = self._target
+        position = int(graph.maker[node])
+        position = self._moved(node, position)
+        region = _Region(int(graph.phase[node]), node, position, count, total)
+        region.theirs = self._counterparts(position)
+        return region
+
+    def _moved(self, node: int, position: int) -> int:
+        """Where what a call reads has the right elements in another order, who moved them."""
+        graph, anchors = self._target, self._values.anchors
+        seen = set()
+        while position not in seen and int(graph.phases[position]) == FORWARD:
+            seen.add(position)
+            moved = [
+                each
+                for each in graph.inputs[position]
+                if anchors.kind[each] == STATISTICS
+                and self._said[each] <= 0
+                and len(anchors.partners.get(each, ())) == 1
+                and self._has_sketches(each)
+                and graph.maker[each] >= 0
+                and graph.is_leaf(int(graph.maker[each]))
+                and any(anchors.kind[other] for other in graph.inputs[int(graph.maker[each])])
+            ]
+            if not moved:
+                break
+            position = int(graph.maker[moved[0]])
+        return position
+
+    def _has_sketches(self, node: int) -> bool:
+        other = self._values.anchors.partners[node][0]
+        return self._target.sketch(node) is not None and self._reference.sketch(other) is not None
+
+    def _counterparts(self, position: int) -> list[int]:
+        """What the reference makes of the same values and the target has not."""
+        graph, other = self._target, self._reference
+        read = [each for node in graph.inputs[position] for each in self._values.anchors.partners.get(node, ())]
+        seen, todo, found = set(read), sorted(set(read)), list[int]()
+        while todo and len(found) < 4 * _SHOWN:
+            node = todo.pop(0)
+            for made in other.after.of(node):
+                if made in seen or self._taken[made]:
+                    continue
+                seen.add(made)
+                todo.append(made)
+                maker = int(other.maker[made])
+                if maker >= 0 and maker not in found:
+                    found.append(maker)
+        return sorted(found)
+
+    def add(self, region: _Region, found: Divergence) -> None:
+        """The finding of a region, before what came after it."""
+        position = region.position
+        call = self._target.dump.nth(position)
+        known = [each for each in found.findings if each.comparison.match.target is not None]
+        named = [each for each in known if each.comparison.match.call.seq == call.seq]
+        if named:
+            return
+        earlier = [
+            each for each in known if each.comparison.match.call.seq < call.seq and each.status is not Status.UNSURE
+        ]
+        if earlier:
+            return
+        finding = self._finding(region, call, found)
+        found.statuses[Status.LOST] += 1
+        found.findings.insert(0, finding)
+
+    def _finding(self, region: _Region, call: CallRecord, found: Divergence) -> Finding:
+        partner = self._pairs.partner.get(call.seq)
+        if partner is not None:
+            match = Match(self._reference_call(partner), call, How.VALUES)
+            comparison = compare_calls(self._reference.dump, self._target.dump, match)
+            gone = self._left_out(comparison)
+            if gone is not None:
+                return self._of(found, Status.UNMATCHED, gone[0], None, None, gone[1])
+            ins, outs = parted(comparison)
+            changed = changed_argument(call.id, ins)
+            if changed is not None:
+                text = f"{slot_of(changed)} is {changed.verdict.text}"
+                return self._of(found, Status.SOURCE, comparison, most(ins), most(outs), text)
+            text = "what it gives is not found in the reference, what it reads is"
+            return self._of(found, Status.LOST, comparison, most(ins), most(outs), text)
+        theirs = [self._reference.dump.nth(each) for each in region.theirs[:1]]
+        match = Match(
+            theirs[0] if theirs else None, call, How.VALUES if theirs else How.ALONE, "the reference has no such call"
+        )
+        comparison = compare_calls(self._reference.dump, self._target.dump, match)
+        text = "what it gives is not found in the reference, what it reads is"
+        return self._of(found, Status.LOST if theirs else Status.UNMATCHED, comparison, None, None, text)
+
+    def _of(
+        self,
+        found: Divergence,
+        status: Status,
+        comparison: CallComparison,
+        into: float | None,
+        out: float | None,
+        text: str,
+    ) -> Finding:
+        return Finding(status, found.step, found.rank, comparison, into, out, self._values.anchors.limit, text)
+
+    def _reference_call(self, seq: int) -> CallRecord | None:
+        return self._reference.dump.by_seq(seq)
+
+    def _left_out(self, comparison: CallComparison) -> tuple[CallComparison, str] | None:
+        """The call of the reference whose result the counterpart takes, where the target takes what that call reads."""
+        for each in parted(comparison)[0]:
+            if each.verdict.level is not Level.FAIL or each.reference is None or each.target is None:
+                continue
+            mine, theirs = self._target.node(each.target), self._reference.node(each.reference)
+            if mine is None or theirs is None or not self._anchored[mine]:
+                continue
+            maker = int(self._reference.maker[theirs])
+            if maker < 0 or self._reference.seqs[maker] in self._theirs_matched:
+                continue
+            why = "the target has no such call"
+            alone = compare_calls(
+                self._reference.dump, self._target.dump, Match(self._reference.dump.nth(maker), None, How.ALONE, why)
+            )
+            taker = call_text(comparison.match.call.id)
+            return alone, f"only the reference has it, and {taker} takes what it gives as {slot_of(each)}"
+        return None
+
+
+@dataclass(slots=True)
+class _Region:
+    """Where values were lost: the first of them, the position of the call that made it, and the reference's calls there."""
+
+    phase: int
+    node: int
+    position: int
+    lost: int
+    total: int
+    theirs: list[int] = field(default_factory=list)
