@@ -17,7 +17,7 @@ from ulpscope.compare.values import Values
 from ulpscope.findings.exchange import KIND, Side, is_inside, parts_of
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.outside import Outside, Strand, marks_of
-from ulpscope.findings.regions import Pairs, first_lost
+from ulpscope.findings.regions import Agreement, Pairs, first_lost
 from ulpscope.findings.rounding import coarsest, is_rounding, limit_of, rounded
 from ulpscope.findings.rules import said_of
 from ulpscope.findings.steadiness import Choice, coarsest_of, is_choice, is_near
@@ -82,8 +82,9 @@ class Search:
         else:
             self._held.append((strand, finding))
         self._tree.see(comparison)
-        self._known.see(view, finding.status, is_outside=strand is not None)
-        self._pairs.see(view, agrees=self._known.agrees(view, finding.status))
+        how = self._known.how(view, finding.status)
+        self._known.see(view, how, is_outside=strand is not None)
+        self._pairs.see(view, how)
         return finding.status
 
     def _count(self, comparison: CallComparison, ins: Sequence[Comparison], outs: Sequence[Comparison]) -> None:
@@ -285,7 +286,7 @@ class _Known:
         self._unrecorded: dict[CallId, str] = {}
         # Values that differ by what was carried on, and by how much; of those filled by a mask, what the rest differs by.
         self._carried: set[Hashable] = set()
-        self._masked: dict[Hashable, tuple[float, float]] = {}
+        self._masked: dict[Hashable, tuple[float, float, bool]] = {}
         self._largest = 0.0
 
     def view(
@@ -299,7 +300,7 @@ class _Known:
         passes_on = gradients or is_inside(match.target, communication)
         saved_dirty, saved, saved_explained = self._saved(call)
         into, out = most(ins), most(outs)
-        hidden, rounding = self._hidden(ins)
+        hidden, rounding, same = self._hidden(ins)
         into = None if into is None or saved is None else max(into, saved, hidden)
         limit = limit_of(call, ins, outs, into)
         if rounding > coarsest(ins):
@@ -314,55 +315,66 @@ class _Known:
             limit,
             changed=changed_argument(call, ins),
             outside=self.outside(call, ins),
-            dirty=saved_dirty or any(each.verdict.level is Level.FAIL for each in ins),
-            explained=saved_explained and all(map(self._is_carried, failing)),
+            dirty=saved_dirty or bool(hidden) or any(each.verdict.level is Level.FAIL for each in ins),
+            explained=saved_explained and same and all(map(self._is_carried, failing)),
             unsure=any(each.verdict.level in (Level.UNKNOWN, Level.UNMATCHED) and is_tensor(each) for each in ins),
             lacking=self._lacking(call, ins),
             passes_on=passes_on,
         )
 
-    def _hidden(self, ins: Sequence[Comparison]) -> tuple[float, float]:
-        """The error, and the coarsest dtype, of what lies below the filling of a mask: the filling's size hides both."""
+    def _hidden(self, ins: Sequence[Comparison]) -> tuple[float, float, bool]:
+        """The error of what lies below the filling of a mask, its coarsest dtype, whether it is explained: the filling hides all."""
         found = [self._masked[key] for each in ins if (key := _key(each.target)) in self._masked]
-        return max([error for error, _ in found], default=0.0), max([unit for _, unit in found], default=0.0)
+        errors, units, same = zip(*found, strict=True) if found else ((0.0,), (0.0,), (True,))
+        return max(errors), max(units), all(same)
 
     def _is_carried(self, each: Comparison) -> bool:
         return is_rounding(each) or _key(each.target) in self._carried
 
-    def agrees(self, view: CallView, status: Status) -> bool:
+    def how(self, view: CallView, status: Status) -> Agreement:
         """Whether what came out of a call is the reference's, but for rounding that was carried on."""
         if view.is_alone or status is Status.UNKNOWN:
-            return False
-        if not view.differs:
-            return True
+            return Agreement.UNKNOWN
+        if not view.differs and (view.explained or not any(map(_is_filled, _targets(view.outs)))):
+            return Agreement.AGREES
         if view.out is None or status in _BEGUN:
-            return False
+            return Agreement.DIFFERS
         if view.passes_on:
-            return view.out <= 16.0 * max(self._largest, rounded(coarsest(view.outs)))
-        return view.explained and view.out <= view.limit
+            return (
+                Agreement.AGREES
+                if view.out <= 16.0 * max(self._largest, rounded(coarsest(view.outs)))
+                else Agreement.DIFFERS
+            )
+        if view.out > view.limit:
+            return Agreement.DIFFERS
+        return Agreement.AGREES if view.explained else Agreement.FOLLOWS
 
-    def see(self, view: CallView, status: Status, *, is_outside: bool) -> None:
-        """Remembers what a call wrote."""
+    def see(self, view: CallView, how: Agreement, *, is_outside: bool) -> None:
+        """Remembers what a call wrote. A module's backward says nothing of what the calls inside it have said."""
         call = view.comparison.match.call.id
-        agrees = self.agrees(view, status)
+        late = call.kind == MODULE and call.phase is Phase.BACKWARD
         for each in view.outs:
-            if each.target is not None:
-                self._written.update(marks_of(each.target))
             fails = each.verdict.level is Level.FAIL
             self._dirty = self._dirty or (fails and not is_outside)
-            key = _key(each.target)
-            if agrees and fails and key is not None:
+            if each.target is None:
+                continue
+            self._written.update(marks_of(each.target))
+            key = key_of(each.target)
+            if how is Agreement.AGREES and fails and not late:
                 self._carried.add(key)
                 self._largest = max(self._largest, each.error or 0.0)
-            if key is not None and each.target is not None and _is_filled(each.target):
-                hidden, rounding = self._hidden(view.ins)
-                self._masked[key] = max(view.into or 0.0, hidden), max(rounding, coarsest(view.ins))
+            elif how is not Agreement.AGREES and not late:
+                self._carried.discard(key)
+            if key is not None and _is_filled(each.target):
+                hidden, rounding, same = self._hidden(view.ins)
+                explained = same and view.explained and how is Agreement.AGREES
+                self._masked[key] = max(view.into or 0.0, hidden), max(rounding, coarsest(view.ins)), explained
         if call.phase is Phase.FORWARD:
             values = [*view.ins, *view.outs]
             dirty = any(each.verdict.level is not Level.PASS and is_tensor(each) for each in values)
             error = most(values)
             if dirty or error:
-                self._forward[call] = dirty, error, agrees
+                self._forward[call] = dirty, error, how is Agreement.AGREES
             argument = unrecorded_argument(view.ins)
             if argument is not None:
                 self._unrecorded[call] = slot_of(argument)
@@ -404,6 +416,10 @@ def _forward_of(call: CallId) -> CallId:
 
 def _key(value: Value | None) -> Hashable | None:
     return None if value is None else key_of(value)
+
+
+def _targets(values: Iterable[Comparison]) -> Iterator[Value]:
+    yield from (each.target for each in values if each.target is not None)
 
 
 def _is_filled(value: Value) -> bool:

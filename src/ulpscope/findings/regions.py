@@ -8,6 +8,7 @@ call; what the other side computes from the same values, and nobody finds again,
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -17,37 +18,54 @@ from numpy.typing import NDArray
 from ulpscope.compare.anchors import STATISTICS
 from ulpscope.compare.comparison import CallComparison, How, Level, Match
 from ulpscope.compare.engine import compare_calls
-from ulpscope.compare.value_graph import BACKWARD, FORWARD, STEP, key_of
+from ulpscope.compare.value_graph import BACKWARD, FILLED, FORWARD, STEP, key_of
 from ulpscope.compare.values import Values
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.view import CallView, changed_argument, most, parted, slot_of
-from ulpscope.naming import call_text
-from ulpscope.records import CallRecord
+from ulpscope.naming import MODULE, call_text
+from ulpscope.records import CallRecord, Phase, Value
 
 _SHOWN = 6
+
+
+class Agreement(enum.IntEnum):
+    """What comparing a call with its counterpart said of what it wrote. FOLLOWS: by no more than what it read explains."""
+
+    UNKNOWN = 0
+    AGREES = 1
+    FOLLOWS = 2
+    DIFFERS = 3
 
 
 @dataclass(slots=True)
 class Pairs:
     """What comparing call by call said of the target's values; and which call went with which."""
 
-    said: dict[Hashable, bool] = field(default_factory=dict)
+    said: dict[Hashable, Agreement] = field(default_factory=dict)
     partner: dict[int, int] = field(default_factory=dict)
 
-    def see(self, view: CallView, *, agrees: bool) -> None:
+    def see(self, view: CallView, how: Agreement) -> None:
         match = view.comparison.match
         if match.reference is None or match.target is None:
             return
         self.partner[match.target.seq] = match.reference.seq
+        late = view.call.kind == MODULE and view.call.phase is Phase.BACKWARD
         for each in view.outs:
             key = None if each.target is None else key_of(each.target)
-            if key is not None and each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED):
-                self.said[key] = agrees or each.verdict.level is not Level.FAIL
+            if key is not None and each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED) and how:
+                fails = each.verdict.level is Level.FAIL or how is Agreement.FOLLOWS
+                said = how if fails else Agreement.AGREES
+                self.said[key] = self.said.get(key, said) if late else said
         for each in view.ins:
             if each.target is not None and each.verdict.level in (Level.PASS, Level.WARN):
                 key = key_of(each.target)
-                if key is not None:
-                    self.said.setdefault(key, True)
+                if key is not None and not _is_filled(each.target):
+                    self.said.setdefault(key, Agreement.AGREES)
+
+
+def _is_filled(value: Value) -> bool:
+    stats = value.stats
+    return stats is not None and stats.norm is not None and stats.norm >= FILLED
 
 
 def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
@@ -78,18 +96,31 @@ class _Lost:
         anchors = values.anchors
         graph = self._target
         self._said = np.zeros(len(graph), dtype=np.int8)
-        for key, agrees in pairs.said.items():
+        for key, how in pairs.said.items():
             node = graph.number_of(key)
             if node is not None:
-                self._said[node] = 1 if agrees else -1
-        self._anchored = (anchors.kind > 0) | (self._said > 0)
-        self._judged = graph.is_telling | (self._said != 0)
+                self._said[node] = how
+        # What is a whole number says little of what it was made of, and the same numbers in another order are other values.
+        shuffled = (anchors.kind == STATISTICS) & (self._said == Agreement.DIFFERS)
+        for node in np.flatnonzero(shuffled).tolist():
+            shuffled[node] = self._has_sketches(node)
+        self._anchored = ((anchors.kind > 0) & ~shuffled) | ((self._said == Agreement.AGREES) & (graph.unit > 0))
+        self._judged = (graph.is_telling | (self._said != 0)) & (graph.unit > 0)
         taken = [node for partners in anchors.partners.values() for node in partners]
         self._taken = np.zeros(len(self._reference), dtype=bool)
         self._taken[taken] = True
         back = {theirs: mine for mine, theirs in pairs.partner.items()}
         self._theirs_matched = back
         self._good: dict[int, NDArray[np.bool_]] = {}
+        self._follow()
+
+    def _follow(self) -> None:
+        """What a call gives that follows from what it read is known where that is."""
+        graph = self._target
+        nodes = np.flatnonzero((self._said == Agreement.FOLLOWS) & ~self._anchored & (graph.maker >= 0))
+        for node in nodes[np.argsort(graph.maker[nodes], kind="stable")].tolist():
+            before = [other for other in graph.before.of(node) if graph.unit[other] > 0]
+            self._anchored[node] = bool(before) and all(self._anchored[other] for other in before)
 
     def good(self, phase: int) -> NDArray[np.bool_]:
         """The values of a pass that are known, and what these were computed from."""
@@ -220,8 +251,7 @@ class _Lost:
                 each
                 for each in graph.inputs[position]
                 if anchors.kind[each] == STATISTICS
-                and self._said[each] <= 0
-                and len(anchors.partners.get(each, ())) == 1
+                and self._said[each] != Agreement.AGREES
                 and self._has_sketches(each)
                 and graph.maker[each] >= 0
                 and graph.is_leaf(int(graph.maker[each]))
@@ -233,7 +263,10 @@ class _Lost:
         return position
 
     def _has_sketches(self, node: int) -> bool:
-        other = self._values.anchors.partners[node][0]
+        partners = self._values.anchors.partners.get(node, ())
+        if len(partners) != 1:
+            return False
+        other = partners[0]
         return self._target.sketch(node) is not None and self._reference.sketch(other) is not None
 
     def _counterparts(self, position: int) -> list[int]:
@@ -287,7 +320,10 @@ class _Lost:
             return self._of(found, Status.LOST, comparison, most(ins), most(outs), text)
         theirs = [self._reference.dump.nth(each) for each in region.theirs[:1]]
         match = Match(
-            theirs[0] if theirs else None, call, How.VALUES if theirs else How.ALONE, "the reference has no such call"
+            theirs[0] if theirs else None,
+            call,
+            How.VALUES if theirs else How.ALONE,
+            "the reference has no such call",
         )
         comparison = compare_calls(self._reference.dump, self._target.dump, match)
         text = "what it gives is not found in the reference, what it reads is"
@@ -320,7 +356,9 @@ class _Lost:
                 continue
             why = "the target has no such call"
             alone = compare_calls(
-                self._reference.dump, self._target.dump, Match(self._reference.dump.nth(maker), None, How.ALONE, why)
+                self._reference.dump,
+                self._target.dump,
+                Match(self._reference.dump.nth(maker), None, How.ALONE, why),
             )
             taker = call_text(comparison.match.call.id)
             return alone, f"only the reference has it, and {taker} takes what it gives as {slot_of(each)}"
