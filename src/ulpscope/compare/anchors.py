@@ -23,6 +23,8 @@ _FINE, _COARSE = (2e-6, 1.6e-5), (0.01, 0.1)
 _LOW = 1e-5
 # By statistics alone values of low precision are alike too easily.
 _ONLY_STATISTICS = 0.25
+# The same elements in another order have sketches that differ by more; what differs by less is another value.
+_ELSEWHERE = 0.3
 # So many neighbours by norm are looked at on each side, and the sketches of so many of the best.
 _NEIGHBOURS, _BEST = 12, 3
 
@@ -163,10 +165,10 @@ def _decide(
     for row, apart, candidates in zip(rows.tolist(), best[rows].tolist(), which[rows].tolist(), strict=True):
         node = int(right[row])
         others = [(error, int(left[one])) for error, one in zip(apart, candidates, strict=True) if error < np.inf]
-        found = _by_sketch(reference, target, node, others, most)
-        if found is None:
+        found = _by_sketch(reference, target, node, others)
+        if found is None or found[0] > most:
             error, other = others[0]
-            if error > by_statistics:
+            if error > by_statistics or (found is not None and found[0] < _ELSEWHERE):
                 continue
             found = error, other, STATISTICS
         errors.append(found[0])
@@ -177,8 +179,9 @@ def _decide(
 
 
 def _by_sketch(
-    reference: ValueGraph, target: ValueGraph, node: int, others: list[tuple[float, int]], most: float
+    reference: ValueGraph, target: ValueGraph, node: int, others: list[tuple[float, int]]
 ) -> tuple[float, int, int] | None:
+    """The nearest by sketch; None where there are none to compare."""
     own = target.sketch(node)
     if own is None or reference.dump.manifest.format != target.dump.manifest.format:
         return None
@@ -187,7 +190,7 @@ def _by_sketch(
         if found is not None and told > found[0]:
             break
         apart = sketch_apart(reference.sketch(other), own)
-        if apart is not None and apart <= most and (found is None or apart < found[0]):
+        if apart is not None and (found is None or apart < found[0]):
             found = max(apart, told), other, SKETCH
     return found
 

@@ -97,7 +97,7 @@ class ValueGraph:
         self._numbers, self._unit = array("d"), array("d")
         self._maker = array("q")
         self._tails, self._heads = array("q"), array("q")
-        self.inputs, self.outputs, self.gradient_nodes = Ragged(), Ragged(), set[int]()
+        self.inputs, self.outputs, self._gradients = Ragged(), Ragged(), dict[Hashable, int]()
         self.seqs, self.parents, self.origins = array("q"), array("q"), array("q")
         self.kinds, self.phases = bytearray(), bytearray()
         self.roots: set[int] = set()
@@ -149,6 +149,11 @@ class ValueGraph:
         """The node of a content."""
         return None if key is None else self._node.get(key)
 
+    @property
+    def gradient_nodes(self) -> set[int]:
+        """The gradients of parameters, as the last pass left them."""
+        return set(self._gradients.values())
+
     def position(self, seq: int) -> int | None:
         """The position of the call with an execution number."""
         return self._position.get(seq)
@@ -183,7 +188,8 @@ class ValueGraph:
                 if value.slot.role is Role.PARAMETERS:
                     self.weights.add(node)
         if gradients:
-            self.gradient_nodes.update(outs)
+            # Of gradients that are summed over several passes the last is the one that counts.
+            self._gradients.update(((call.id.name, at), node) for at, node in enumerate(outs))
         elif call.id.kind == MODULE and call.parent is None and phase == FORWARD:
             self.roots.update(outs)
         self.inputs.add(ins)

@@ -19,7 +19,7 @@ from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.outside import Outside, Strand, marks_of
 from ulpscope.findings.regions import Agreement, Pairs, first_lost
 from ulpscope.findings.rounding import coarsest, is_rounding, limit_of, rounded
-from ulpscope.findings.rules import said_of
+from ulpscope.findings.rules import LOST, said_of
 from ulpscope.findings.steadiness import Choice, coarsest_of, is_choice, is_near
 from ulpscope.findings.view import (
     CallView,
@@ -345,7 +345,7 @@ class _Known:
                 if view.out <= 16.0 * max(self._largest, rounded(coarsest(view.outs)))
                 else Agreement.DIFFERS
             )
-        if view.out > view.limit:
+        if view.out > view.limit or (view.into is not None and view.into > LOST):
             return Agreement.DIFFERS
         return Agreement.AGREES if view.explained else Agreement.FOLLOWS
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,8 @@ from ulpscope.compare.engine import compare_calls
 from ulpscope.compare.value_graph import BACKWARD, FILLED, FORWARD, STEP, key_of
 from ulpscope.compare.values import Values
 from ulpscope.findings.model import Divergence, Finding, Status
-from ulpscope.findings.view import CallView, changed_argument, most, parted, slot_of
-from ulpscope.naming import MODULE, call_text
+from ulpscope.findings.view import CallView, changed_argument, is_number, most, parted, slot_of
+from ulpscope.naming import MODULE, OPTIMIZER, call_text
 from ulpscope.records import CallRecord, Phase, Value
 
 _SHOWN = 6
@@ -50,8 +51,11 @@ class Pairs:
             return
         self.partner[match.target.seq] = match.reference.seq
         late = view.call.kind == MODULE and view.call.phase is Phase.BACKWARD
+        read = {key_of(each.target) for each in view.ins if each.target is not None}
         for each in view.outs:
             key = None if each.target is None else key_of(each.target)
+            if key in read and not (view.call.kind == MODULE):
+                continue  # a view of what it read: that was said before
             if key is not None and each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED) and how:
                 fails = each.verdict.level is Level.FAIL or how is Agreement.FOLLOWS
                 said = how if fails else Agreement.AGREES
@@ -73,9 +77,11 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
     if not found.findings and not found.statuses[Status.UNMATCHED] and not found.statuses[Status.INHERITED]:
         return
     lost = _Lost(values, pairs)
-    kept = []
+    kept, innocent = [], set[str]()
     for finding in found.findings:
-        if lost.came_back(finding):
+        if lost.is_other_optimizer(finding) or lost.came_back(finding) or finding.text in innocent:
+            if finding.status is Status.SOURCE:
+                innocent.add(finding.text)  # the same argument elsewhere is no more to blame
             found.statuses[finding.status] -= 1
             found.statuses[Status.ELSEWHERE] += 1
             found.remarks.append((call_text(finding.call), f"{finding.text}; what it gives is found again"))
@@ -101,7 +107,7 @@ class _Lost:
             if node is not None:
                 self._said[node] = how
         # What is a whole number says little of what it was made of, and the same numbers in another order are other values.
-        shuffled = (anchors.kind == STATISTICS) & (self._said == Agreement.DIFFERS)
+        shuffled = (anchors.kind == STATISTICS) & (self._said >= Agreement.FOLLOWS)
         for node in np.flatnonzero(shuffled).tolist():
             shuffled[node] = self._has_sketches(node)
         self._anchored = ((anchors.kind > 0) & ~shuffled) | ((self._said == Agreement.AGREES) & (graph.unit > 0))
@@ -127,8 +133,26 @@ class _Lost:
         if phase not in self._good:
             graph = self._target
             within = graph.phase == phase
-            self._good[phase] = graph.reach(graph.before, np.flatnonzero(self._anchored & within).tolist(), within)
+            # A single number, a loss, may be near whatever it was made of.
+            telling = np.flatnonzero(self._anchored & graph.is_telling & within).tolist()
+            self._good[phase] = graph.reach(graph.before, telling, within) | (self._anchored & within)
         return self._good[phase]
+
+    def is_other_optimizer(self, finding: Finding) -> bool:
+        """Whether a call is part of a step that the reference takes by other calls: only the step as a whole can be compared."""
+        call = finding.comparison.match.call
+        position = self._target.position(call.seq)
+        if position is None or self._target.phases[position] != STEP or call.id.kind == OPTIMIZER:
+            return False
+        return self._steps_differ
+
+    @cached_property
+    def _steps_differ(self) -> bool:
+        graph = self._target
+        return any(
+            graph.phases[position] == STEP and graph.seqs[position] not in self._pairs.partner
+            for position in range(len(graph.seqs))
+        )
 
     def came_back(self, finding: Finding) -> bool:
         """Whether what a call gave is the reference's, or something computed from it is, though its own call says otherwise.
@@ -143,15 +167,30 @@ class _Lost:
         ]
         if not nodes:
             return False
-        by_value = all(self._values.anchors.kind[node] > 0 for node in nodes if self._target.is_telling[node])
-        telling = any(self._target.is_telling[node] for node in nodes)
-        if telling and by_value and finding.status is not Status.INTRODUCED:
+        kinds = self._values.anchors.kind
+        if any(self._target.is_telling[node] for node in nodes):
+            by_value = all(self._anchored[node] and kinds[node] > 0 for node in nodes if self._target.is_telling[node])
+            if by_value:
+                return True
+        if finding.status is Status.SOURCE and self._is_read_elsewhere(finding.comparison):
             return True
-        strict = finding.status is Status.INTRODUCED and not finding.input_error
-        if strict and self._is_leaf(match.target):
+        own = finding.status is Status.INTRODUCED or (
+            finding.status is Status.SOURCE and any(map(is_number, parted(finding.comparison)[0]))
+        )
+        if own and self._is_leaf(match.target):
             return False
         phase = int(self._target.phase[nodes[0]])
         return all(self.good(phase)[node] for node in nodes)
+
+    def _is_read_elsewhere(self, comparison: CallComparison) -> bool:
+        """Whether all tensors that differ from the counterpart's are values that the reference has elsewhere: then they are not
+        counterparts."""
+        differing = [
+            self._target.node(each.target)
+            for each in parted(comparison)[0]
+            if each.verdict.level is Level.FAIL and each.target is not None and each.target.is_tensor
+        ]
+        return bool(differing) and all(node is not None and self._values.anchors.kind[node] > 0 for node in differing)
 
     def _is_leaf(self, call: CallRecord) -> bool:
         position = self._target.position(call.seq)

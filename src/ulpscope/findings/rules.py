@@ -20,7 +20,7 @@ _UNEVEN = frozenset(
      "angle", "atan2", "normalize"]
 )  # fmt: skip
 # Above this error two values have nothing in common, and how much more a call makes of it says nothing.
-_LOST = 0.25
+LOST = 0.25
 
 
 def alone(view: CallView) -> Said | None:
@@ -78,7 +78,7 @@ def explained(view: CallView) -> Said | None:
     if view.out is None:
         given = view.dirty or view.unsure
     else:
-        enlarged = view.into is None or view.into > _LOST or view.call.name.strip("_") in _UNEVEN
+        enlarged = view.into is None or view.into > LOST or view.call.name.strip("_") in _UNEVEN
         given = view.unsure or (view.dirty and enlarged)
     return (Status.INHERITED, "") if given else None
 
