@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ulpscope.compare.relations import pooled
+from ulpscope.compare.settings import settings_of
 from ulpscope.compare.value_graph import BACKWARD, ValueGraph
 
 NONE, SKETCH, STATISTICS = range(3)
@@ -21,6 +22,8 @@ NONE, SKETCH, STATISTICS = range(3)
 _ROOM, _BACK, _SHARE = 12.0, 3.0, 0.2
 _FINE, _COARSE = (2e-6, 1.6e-5), (0.01, 0.1)
 _LOW = 1e-5
+# Where products of float32 are rounded to less by a setting.
+_SET = 2.0**-7
 # By statistics alone values of low precision are alike too easily.
 _ONLY_STATISTICS = 0.25
 # The same elements in another order have sketches that differ by more; what differs by less is another value.
@@ -46,6 +49,8 @@ def find_anchors(reference: ValueGraph, target: ValueGraph) -> Anchors:
     """All values of the target that the reference has too."""
     coarse = max(_coarsest(reference), _coarsest(target)) > _LOW
     least, most = _COARSE if coarse else _FINE
+    if settings_of(reference.dump.manifest, target.dump.manifest).is_coarse:
+        most = max(most, _SET)
     by_statistics = least * _ONLY_STATISTICS if coarse else most
     count = len(target)
     error, kind = np.full(count, np.inf), np.zeros(count, dtype=np.int8)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ulpscope.compare.anchors import Anchors, find_anchors
+from ulpscope.compare.settings import Settings, settings_of
 from ulpscope.compare.value_graph import FORWARD, ValueGraph
 from ulpscope.naming import MODULE
 from ulpscope.records import CallId, Phase
@@ -36,6 +37,10 @@ class Values:
     @cached_property
     def target(self) -> ValueGraph:
         return ValueGraph(self._dumps[1])
+
+    @cached_property
+    def settings(self) -> Settings:
+        return settings_of(*(dump.manifest for dump in self._dumps))
 
     @cached_property
     def anchors(self) -> Anchors:

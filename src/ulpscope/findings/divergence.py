@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
+from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level, Match
+from ulpscope.compare.settings import Settings
 from ulpscope.compare.value_graph import FILLED, key_of
 from ulpscope.compare.values import Values
 from ulpscope.findings.exchange import KIND, Side, is_inside, parts_of
@@ -56,7 +57,7 @@ class Search:
     def __init__(self, step: int = 0, rank: int = 0, values: Values | None = None) -> None:
         self.found = Divergence(step, rank)
         self._values = values
-        self._known = _Known()
+        self._known = _Known(None if values is None else values.settings)
         self._tree = _Tree()
         self._pairs = Pairs()
         self._communication_seq: int | None = None
@@ -208,6 +209,8 @@ class Search:
                 self._note(finding)
             elif finding.text and len(found.remarks) < _MOST:
                 found.remarks.append((call_text(finding.call), f"{finding.text}; nothing of the model reads it"))
+        for why, error in self._known.explained.items():
+            found.settings[why] = max(error, found.settings.get(why, 0.0))
         self._drop_outer()
         found.findings.sort(key=lambda each: each.comparison.match.call.seq)
         self._choose()
@@ -278,7 +281,10 @@ class _Tree:
 class _Known:
     """What is known of the values so far: who wrote them, and whether what they differ by is rounding that was carried on."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None) -> None:
+        self._settings = settings
+        # What a setting explains: the words for it, and the largest error.
+        self.explained: dict[str, float] = {}
         self._written: set[object] = set()
         self._dirty = False
         # Of a forward call: whether its values differ, by how much, and whether that is explained.
@@ -303,6 +309,8 @@ class _Known:
         hidden, rounding, same = self._hidden(ins)
         into = None if into is None or saved is None else max(into, saved, hidden)
         limit = limit_of(call, ins, outs, into)
+        if self._settings is not None and self._settings.is_coarse:
+            limit = self._set(match, limit, out)
         if rounding > coarsest(ins):
             limit = max(limit, rounded(rounding) + 16.0 * (into or 0.0))
         failing = [each for each in ins if each.verdict.level is Level.FAIL and is_tensor(each)]
@@ -321,6 +329,17 @@ class _Known:
             lacking=self._lacking(call, ins),
             passes_on=passes_on,
         )
+
+    def _set(self, match: Match, limit: float, out: float | None) -> float:
+        """The limit that the precision settings of the two runs give a call's products."""
+        assert self._settings is not None
+        for record, of_target in ((match.reference, False), (match.target, True)):
+            unit, why = self._settings.explain(record, of_target=of_target)
+            if unit:
+                if out is not None and limit < out <= rounded(unit) + limit:
+                    self.explained[why] = max(out, self.explained.get(why, 0.0))
+                limit += rounded(unit)
+        return limit
 
     def _hidden(self, ins: Sequence[Comparison]) -> tuple[float, float, bool]:
         """The error of what lies below the filling of a mask, its coarsest dtype, whether it is explained: the filling hides all."""

@@ -76,6 +76,8 @@ class Divergence:
     unknown_count: int = 0
     # Calls of which one should know, though nothing follows from them, and why.
     remarks: list[tuple[str, str]] = field(default_factory=list)
+    # What a precision setting explains: in words, and the largest error of it.
+    settings: dict[str, float] = field(default_factory=dict)
     steadiness: Steadiness = field(default_factory=Steadiness)
     passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None

@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.compare.anchors import STATISTICS
-from ulpscope.compare.comparison import CallComparison, How, Level, Match
+from ulpscope.compare.anchors import STATISTICS, sketch_apart
+from ulpscope.compare.comparison import CallComparison, Code, How, Level, Match
 from ulpscope.compare.engine import compare_calls
 from ulpscope.compare.value_graph import BACKWARD, FILLED, FORWARD, STEP, key_of
 from ulpscope.compare.values import Values
@@ -27,6 +27,8 @@ from ulpscope.naming import MODULE, OPTIMIZER, call_text
 from ulpscope.records import CallRecord, Phase, Value
 
 _SHOWN = 6
+# So far may two implementations of an optimizer's step be apart.
+_STEP = 0.05
 
 
 class Agreement(enum.IntEnum):
@@ -54,9 +56,11 @@ class Pairs:
         read = {key_of(each.target) for each in view.ins if each.target is not None}
         for each in view.outs:
             key = None if each.target is None else key_of(each.target)
-            if key in read and not (view.call.kind == MODULE):
+            if key in read and view.call.kind != MODULE:
                 continue  # a view of what it read: that was said before
-            if key is not None and each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED) and how:
+            if key is None or not how or Code.SHAPE in each.verdict.codes:
+                continue  # of another shape it may be the same all the same
+            if each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED):
                 fails = each.verdict.level is Level.FAIL or how is Agreement.FOLLOWS
                 said = how if fails else Agreement.AGREES
                 self.said[key] = self.said.get(key, said) if late else said
@@ -87,8 +91,11 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
             found.remarks.append((call_text(finding.call), f"{finding.text}; what it gives is found again"))
         else:
             kept.append(finding)
-    found.findings = kept
     region = lost.first()
+    if region is not None:
+        # A call that holds others is named by what is lost inside it.
+        kept = [each for each in kept if lost.is_leaf(each.comparison.match.call)]
+    found.findings = kept
     if region is not None:
         lost.add(region, found)
 
@@ -108,6 +115,7 @@ class _Lost:
                 self._said[node] = how
         # What is a whole number says little of what it was made of, and the same numbers in another order are other values.
         shuffled = (anchors.kind == STATISTICS) & (self._said >= Agreement.FOLLOWS)
+        shuffled[list(graph.gradient_nodes)] = False  # a weight may be kept transposed
         for node in np.flatnonzero(shuffled).tolist():
             shuffled[node] = self._has_sketches(node)
         self._anchored = ((anchors.kind > 0) & ~shuffled) | ((self._said == Agreement.AGREES) & (graph.unit > 0))
@@ -177,7 +185,7 @@ class _Lost:
         own = finding.status is Status.INTRODUCED or (
             finding.status is Status.SOURCE and any(map(is_number, parted(finding.comparison)[0]))
         )
-        if own and self._is_leaf(match.target):
+        if own and self.is_leaf(match.target):
             return False
         phase = int(self._target.phase[nodes[0]])
         return all(self.good(phase)[node] for node in nodes)
@@ -192,7 +200,8 @@ class _Lost:
         ]
         return bool(differing) and all(node is not None and self._values.anchors.kind[node] > 0 for node in differing)
 
-    def _is_leaf(self, call: CallRecord) -> bool:
+    def is_leaf(self, call: CallRecord) -> bool:
+        """Whether no recorded call was made inside a call."""
         position = self._target.position(call.seq)
         return position is None or self._target.is_leaf(position)
 
@@ -231,7 +240,7 @@ class _Lost:
         here &= ~self._cancelled(here)
         good = self.good(phase)
         ends = self._ends(phase, here)
-        lost_ends = [node for node in ends.tolist() if not good[node]]
+        lost_ends = [node for node in ends.tolist() if not good[node] and not (phase == STEP and self._is_left(node))]
         if not lost_ends:
             return None
         reached = graph.reach(graph.before, lost_ends, graph.phase == phase)
@@ -242,6 +251,19 @@ class _Lost:
             return None
         node = min(first, key=lambda each: (graph.maker[each], each))
         return self._region(node, lost, len(candidates), int(here.sum()))
+
+    def _is_left(self, node: int) -> bool:
+        """Whether another implementation of the step leaves as much: of what is divided by its own size the signs of noise remain."""
+        graph, other = self._target, self._reference
+        fits = np.flatnonzero(other.is_telling & (other.phase == STEP) & (other.numel == graph.numel[node]))
+        own, size = graph.sketch(node), graph.numbers[node, 3]
+        for each in fits.tolist():
+            apart = sketch_apart(other.sketch(each), own)
+            if apart is None:
+                apart = abs(other.numbers[each, 3] - size) / max(size, 1e-30)
+            if apart < _STEP:
+                return True
+        return False
 
     def _has_lost_before(self, node: int, lost: NDArray[np.bool_]) -> bool:
         graph = self._target

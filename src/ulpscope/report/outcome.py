@@ -97,6 +97,9 @@ class Outcome:
         """Of what one should know, though nothing follows from it: where, about which call, and what."""
         told: dict[object, tuple[Divergence, tuple[str, str]]] = {}
         for unit in self.units:
+            for why, error in unit.divergence.settings.items():
+                told.setdefault(why, (unit.divergence, ("settings", f"{why}: errors to {error:.1e} are that")))
+        for unit in self.units:
             found = unit.divergence
             choice = found.steadiness.choice
             if choice is not None and Status.CHOICE not in told:
