@@ -100,6 +100,7 @@ class ValueGraph:
         self.inputs, self.outputs, self._gradients = Ragged(), Ragged(), dict[Hashable, int]()
         self.seqs, self.parents, self.origins = array("q"), array("q"), array("q")
         self.kinds, self.phases = bytearray(), bytearray()
+        self._lists: dict[int, tuple[list[object], dict[object, list[int]]]] = {}
         self.roots: set[int] = set()
         self._stepping: set[int] = set()
         self.weights: set[int] = set()
@@ -187,6 +188,8 @@ class ValueGraph:
                 ins.append(node)
                 if value.slot.role is Role.PARAMETERS:
                     self.weights.add(node)
+        if call.id.name.startswith(_LISTS):
+            self._lists[position] = _by_item(call, self._node)
         if gradients:
             # Of gradients that are summed over several passes the last is the one that counts.
             self._gradients.update(((call.id.name, at), node) for at, node in enumerate(outs))
@@ -258,13 +261,15 @@ class ValueGraph:
 
     def _make(self, position: int, ins: Iterable[int]) -> None:
         known = set(ins)
-        for node in self.outputs[position]:
+        lists = self._lists.get(position)
+        for place, node in enumerate(self.outputs[position]):
             if node in known:
                 continue
             if self._maker[node] < 0:
                 self._maker[node] = position
-            self._tails.extend(known)
-            self._heads.extend([node] * len(known))
+            read = known if lists is None else set(lists[1].get(lists[0][place], ()))
+            self._tails.extend(read)
+            self._heads.extend([node] * len(read))
 
     def _link_sums(self, later: Iterable[int]) -> None:
         """What torch sums between calls: the gradient of a value from those of its readers, of a parameter from those of its uses."""
@@ -330,9 +335,41 @@ class ValueGraph:
                     todo.append(other)
         return seen
 
+    def largest_behind(self, known: NDArray[np.bool_], within: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """For each node how many elements the largest of some known ones has that something of it leads to; 0 where none."""
+        found = np.zeros(len(self), dtype=np.int64)
+        for begin in np.flatnonzero(known)[np.argsort(-self.numel[known], kind="stable")].tolist():
+            size, todo = int(self.numel[begin]), [begin]
+            while todo:
+                for other in self.before.of(todo.pop()):
+                    if not found[other] and within[other]:
+                        found[other] = size
+                        todo.append(other)
+        return found
+
     def made(self) -> Iterator[int]:
         """The nodes that a recorded call wrote."""
         yield from np.flatnonzero(self.maker >= 0).tolist()
+
+
+# Calls that do the same to each item of a list.
+_LISTS = ("_foreach_", "_fused_")
+
+
+def _by_item(call: CallRecord, nodes: dict[Hashable, int]) -> tuple[list[object], dict[object, list[int]]]:
+    """The item that each output belongs to, and what was read of each."""
+    outs: list[object] = []
+    ins: dict[object, list[int]] = {}
+    for value in call.values:
+        key = key_of(value)
+        if key is None:
+            continue
+        item = value.slot.path[-1]
+        if value.slot.role is Role.OUTPUT:
+            outs.append(item)
+        else:
+            ins.setdefault(item, []).append(nodes[key])
+    return outs, ins
 
 
 _ANY = Slot(Role.OUTPUT, ())

@@ -27,6 +27,8 @@ from ulpscope.naming import MODULE, OPTIMIZER, call_text
 from ulpscope.records import CallRecord, Phase, Value
 
 _SHOWN = 6
+# So many times fewer elements may an anchor have than what it speaks for.
+_SMALLER = 4
 # So far may two implementations of an optimizer's step be apart.
 _STEP = 0.05
 
@@ -141,9 +143,9 @@ class _Lost:
         if phase not in self._good:
             graph = self._target
             within = graph.phase == phase
-            # A single number, a loss, may be near whatever it was made of.
-            telling = np.flatnonzero(self._anchored & graph.is_telling & within).tolist()
-            self._good[phase] = graph.reach(graph.before, telling, within) | (self._anchored & within)
+            # A single number, a loss, may be near whatever it was made of; a mean tells little of what it is the mean of.
+            size = graph.largest_behind(self._anchored & graph.is_telling & within, within)
+            self._good[phase] = (self._anchored & within) | (size * _SMALLER >= graph.numel)
         return self._good[phase]
 
     def is_other_optimizer(self, finding: Finding) -> bool:
@@ -240,7 +242,11 @@ class _Lost:
         here &= ~self._cancelled(here)
         good = self.good(phase)
         ends = self._ends(phase, here)
-        lost_ends = [node for node in ends.tolist() if not good[node] and not (phase == STEP and self._is_left(node))]
+        lost_ends = [node for node in ends.tolist() if not good[node]]
+        if phase == STEP:
+            lost_ends = [node for node in lost_ends if not self._is_left(node)]
+            if 2 * len(lost_ends) < len(ends):
+                return None  # of gradients that are noise alone the steps are noise
         if not lost_ends:
             return None
         reached = graph.reach(graph.before, lost_ends, graph.phase == phase)
