@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +101,8 @@ class ValueGraph:
         self.seqs, self.parents, self.origins = array("q"), array("q"), array("q")
         self.kinds, self.phases = bytearray(), bytearray()
         self._lists: dict[int, tuple[list[object], dict[object, list[int]]]] = {}
+        # Calls whose results tell little of what they were made of.
+        self.reductions: set[int] = set()
         self.roots: set[int] = set()
         self._stepping: set[int] = set()
         self.weights: set[int] = set()
@@ -188,6 +190,8 @@ class ValueGraph:
                 ins.append(node)
                 if value.slot.role is Role.PARAMETERS:
                     self.weights.add(node)
+        if call.id.name.partition(".")[0] in _REDUCES and call.id.phase is Phase.FORWARD:
+            self.reductions.add(position)
         if call.id.name.startswith(_LISTS):
             self._lists[position] = _by_item(call, self._node)
         if gradients:
@@ -322,36 +326,34 @@ class ValueGraph:
             self._tails.extend(fitting)
             self._heads.extend([node] * len(fitting))
 
-    def reach(self, edges: Around, begin: Iterable[int], within: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-        """The nodes that some lead to along edges, those some included, without leaving `within`."""
+    def reach(
+        self,
+        edges: Around,
+        begin: Iterable[int],
+        within: NDArray[np.bool_] | None = None,
+        stop: Set[int] = frozenset(),
+    ) -> NDArray[np.bool_]:
+        """The nodes that some lead to along edges, those some included, without leaving `within` or going on from what the calls of
+        `stop` made."""
         seen = np.zeros(len(self), dtype=bool)
         todo = [node for node in begin if within is None or within[node]]
         seen[todo] = True
         while todo:
             node = todo.pop()
+            if self.maker[node] in stop:
+                continue
             for other in edges.of(node):
                 if not seen[other] and (within is None or within[other]):
                     seen[other] = True
                     todo.append(other)
         return seen
 
-    def largest_behind(self, known: NDArray[np.bool_], within: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """For each node how many elements the largest of some known ones has that something of it leads to; 0 where none."""
-        found = np.zeros(len(self), dtype=np.int64)
-        for begin in np.flatnonzero(known)[np.argsort(-self.numel[known], kind="stable")].tolist():
-            size, todo = int(self.numel[begin]), [begin]
-            while todo:
-                for other in self.before.of(todo.pop()):
-                    if not found[other] and within[other]:
-                        found[other] = size
-                        todo.append(other)
-        return found
-
     def made(self) -> Iterator[int]:
         """The nodes that a recorded call wrote."""
         yield from np.flatnonzero(self.maker >= 0).tolist()
 
 
+_REDUCES = frozenset({"mean", "norm", "var", "std", "var_mean", "std_mean", "nanmean", "vector_norm"})
 # Calls that do the same to each item of a list.
 _LISTS = ("_foreach_", "_fused_")
 

@@ -44,6 +44,13 @@ class Finding:
     output_error: float | None
     limit: float
     text: str
+    # Where to look, if that is not the module that the call ran in.
+    module: str = ""
+
+    @property
+    def where(self) -> str:
+        """The module to look at."""
+        return self.module or self.comparison.match.call.module
 
     @property
     def call(self) -> CallId:

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.compare.anchors import STATISTICS, sketch_apart
-from ulpscope.compare.comparison import CallComparison, Code, How, Level, Match
+from ulpscope.compare.anchors import SKETCH, STATISTICS, sketch_apart
+from ulpscope.compare.comparison import CallComparison, Code, Comparison, How, Level, Match
 from ulpscope.compare.engine import compare_calls
-from ulpscope.compare.value_graph import BACKWARD, FILLED, FORWARD, STEP, key_of
-from ulpscope.compare.values import Values
+from ulpscope.compare.value_graph import BACKWARD, FEW, FILLED, FORWARD, STEP, key_of
+from ulpscope.compare.values import Values, plain_module
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.view import CallView, changed_argument, is_number, most, parted, slot_of
-from ulpscope.naming import MODULE, OPTIMIZER, call_text
+from ulpscope.naming import MODULE, OPTIMIZER, call_text, is_within
 from ulpscope.records import CallRecord, Phase, Value
 
 _SHOWN = 6
-# So many times fewer elements may an anchor have than what it speaks for.
-_SMALLER = 4
 # So far may two implementations of an optimizer's step be apart.
 _STEP = 0.05
 
@@ -94,6 +92,9 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
         else:
             kept.append(finding)
     region = lost.first()
+    if region is not None and not lost.is_sure(region):
+        found.unsure = True
+        region = None
     if region is not None:
         # A call that holds others is named by what is lost inside it.
         kept = [each for each in kept if lost.is_leaf(each.comparison.match.call)]
@@ -144,8 +145,9 @@ class _Lost:
             graph = self._target
             within = graph.phase == phase
             # A single number, a loss, may be near whatever it was made of; a mean tells little of what it is the mean of.
-            size = graph.largest_behind(self._anchored & graph.is_telling & within, within)
-            self._good[phase] = (self._anchored & within) | (size * _SMALLER >= graph.numel)
+            telling = np.flatnonzero(self._anchored & graph.is_telling & within).tolist()
+            reached = graph.reach(graph.before, telling, within, graph.reductions)
+            self._good[phase] = reached | (self._anchored & within)
         return self._good[phase]
 
     def is_other_optimizer(self, finding: Finding) -> bool:
@@ -178,15 +180,16 @@ class _Lost:
         if not nodes:
             return False
         kinds = self._values.anchors.kind
+        number = any(map(is_number, parted(finding.comparison)[0]))
+        if finding.status is Status.SOURCE and not number and not any(self._target.unit[node] > 0 for node in nodes):
+            return True  # whole numbers, a shape or places: what they are used for tells
         if any(self._target.is_telling[node] for node in nodes):
             by_value = all(self._anchored[node] and kinds[node] > 0 for node in nodes if self._target.is_telling[node])
             if by_value:
                 return True
         if finding.status is Status.SOURCE and self._is_read_elsewhere(finding.comparison):
             return True
-        own = finding.status is Status.INTRODUCED or (
-            finding.status is Status.SOURCE and any(map(is_number, parted(finding.comparison)[0]))
-        )
+        own = finding.status is Status.INTRODUCED or (finding.status is Status.SOURCE and number)
         if own and self.is_leaf(match.target):
             return False
         phase = int(self._target.phase[nodes[0]])
@@ -194,13 +197,20 @@ class _Lost:
 
     def _is_read_elsewhere(self, comparison: CallComparison) -> bool:
         """Whether all tensors that differ from the counterpart's are values that the reference has elsewhere: then they are not
-        counterparts."""
+        counterparts. The same numbers in another order are that only where the shape is another one too."""
         differing = [
-            self._target.node(each.target)
+            each
             for each in parted(comparison)[0]
             if each.verdict.level is Level.FAIL and each.target is not None and each.target.is_tensor
         ]
-        return bool(differing) and all(node is not None and self._values.anchors.kind[node] > 0 for node in differing)
+        return bool(differing) and all(map(self._is_elsewhere, differing))
+
+    def _is_elsewhere(self, each: Comparison) -> bool:
+        node = None if each.target is None else self._target.node(each.target)
+        if node is None:
+            return False
+        kind = self._values.anchors.kind[node]
+        return bool(kind == SKETCH or (kind and (Code.SHAPE in each.verdict.codes or not self._has_sketches(node))))
 
     def is_leaf(self, call: CallRecord) -> bool:
         """Whether no recorded call was made inside a call."""
@@ -223,6 +233,8 @@ class _Lost:
         ends = np.zeros(len(graph), dtype=bool)
         ends[list(chosen)] = True
         ends &= here
+        if (ends & graph.is_telling).any():
+            ends &= graph.is_telling  # a loss of its own is told by its gradients
         if not ends.any():
             read = np.array(
                 [any(here[other] for other in graph.after.of(node)) for node in range(len(graph))], dtype=bool
@@ -305,7 +317,7 @@ class _Lost:
         position = int(graph.maker[node])
         position = self._moved(node, position)
         region = _Region(int(graph.phase[node]), node, position, count, total)
-        region.theirs = self._counterparts(position)
+        region.direct, region.theirs = self._counterparts(position)
         return region
 
     def _moved(self, node: int, position: int) -> int:
@@ -334,13 +346,15 @@ class _Lost:
         if len(partners) != 1:
             return False
         other = partners[0]
+        if self._target.numel[node] != self._reference.numel[other]:
+            return False
         return self._target.sketch(node) is not None and self._reference.sketch(other) is not None
 
-    def _counterparts(self, position: int) -> list[int]:
+    def _counterparts(self, position: int) -> tuple[list[int], list[int]]:
         """What the reference makes of the same values and the target has not."""
         graph, other = self._target, self._reference
         read = [each for node in graph.inputs[position] for each in self._values.anchors.partners.get(node, ())]
-        seen, todo, found = set(read), sorted(set(read)), list[int]()
+        seen, todo, found, direct = set(read), sorted(set(read)), list[int](), list[int]()
         while todo and len(found) < 4 * _SHOWN:
             node = todo.pop(0)
             for made in other.after.of(node):
@@ -351,7 +365,20 @@ class _Lost:
                 maker = int(other.maker[made])
                 if maker >= 0 and maker not in found:
                     found.append(maker)
-        return sorted(found)
+                    direct += [maker] if node in read else []
+        return sorted(direct), sorted(found)
+
+    def is_sure(self, region: _Region) -> bool:
+        """Whether the call read what the reference has."""
+        graph = self._target
+        numbers = {row.tobytes() for row in self._reference.numbers[self._reference.unit == 0]}
+        return all(
+            self._anchored[node] or (graph.unit[node] > 0 and graph.phase[node] != FORWARD)
+            if graph.unit[node] > 0
+            else self._said[node] == Agreement.AGREES or graph.numbers[node].tobytes() in numbers
+            for node in graph.inputs[region.position]
+            if graph.is_telling[node] or (graph.unit[node] == 0 and graph.numel[node] >= FEW)
+        )
 
     def add(self, region: _Region, found: Divergence) -> None:
         """The finding of a region, before what came after it."""
@@ -371,6 +398,14 @@ class _Lost:
         found.findings.insert(0, finding)
 
     def _finding(self, region: _Region, call: CallRecord, found: Divergence) -> Finding:
+        term = self._missing_term(region) if region.phase == BACKWARD else None
+        if term is not None:
+            mine = self._theirs_matched.get(term.seq)
+            own = None if mine is None else self._target.dump.by_seq(mine)
+            match = Match(term, own, How.ALONE if own is None else How.VALUES, "the target has no such call")
+            text = f"a gradient that torch sums, which {call_text(call.id)} takes, has no such term in the target"
+            comparison = compare_calls(self._reference.dump, self._target.dump, match)
+            return self._of(found, Status.UNMATCHED if own is None else Status.LOST, comparison, None, None, text)
         partner = self._pairs.partner.get(call.seq)
         if partner is not None:
             match = Match(self._reference_call(partner), call, How.VALUES)
@@ -386,6 +421,7 @@ class _Lost:
             text = "what it gives is not found in the reference, what it reads is"
             return self._of(found, Status.LOST, comparison, most(ins), most(outs), text)
         theirs = [self._reference.dump.nth(each) for each in region.theirs[:1]]
+        module = self._module(region, call, theirs)
         match = Match(
             theirs[0] if theirs else None,
             call,
@@ -394,7 +430,26 @@ class _Lost:
         )
         comparison = compare_calls(self._reference.dump, self._target.dump, match)
         text = "what it gives is not found in the reference, what it reads is"
-        return self._of(found, Status.LOST if theirs else Status.UNMATCHED, comparison, None, None, text)
+        status = Status.LOST if theirs else Status.UNMATCHED
+        return replace(self._of(found, status, comparison, None, None, text), module=module)
+
+    def _module(self, region: _Region, call: CallRecord, theirs: list[CallRecord]) -> str:
+        """The module to look at: that of the call, unless the reference made all of a module around it in one call, or there is none."""
+        dump = self._reference.dump
+        if call.module:
+            names = {theirs: mine for mine, theirs in self._values.modules.items()}
+            around = names.get(plain_module(theirs[0].module), "") if len(region.direct) == 1 and theirs else ""
+            recorded = plain_module(call.module) in names.values()
+            return around if around and not recorded and is_within(call.module, around) else call.module
+        if theirs and plain_name(theirs[0]) == plain_name(call):
+            return theirs[0].module
+        makers = [
+            int(self._reference.maker[other])
+            for node in self._target.inputs[region.position]
+            for other in self._values.anchors.partners.get(node, ())
+        ]
+        known = [maker for maker in makers if maker >= 0]
+        return dump.nth(max(known)).module if known else ""
 
     def _of(
         self,
@@ -406,6 +461,26 @@ class _Lost:
         text: str,
     ) -> Finding:
         return Finding(status, found.step, found.rank, comparison, into, out, self._values.anchors.limit, text)
+
+    def _missing_term(self, region: _Region) -> CallRecord | None:
+        """Where a sum of gradients is lost whose terms in the target are known: the term that the reference alone has."""
+        graph, other = self._target, self._reference
+        partner = self._pairs.partner.get(graph.seqs[region.position])
+        there = None if partner is None else other.position(partner)
+        sums = [node for node in graph.inputs[region.position] if graph.maker[node] < 0 and not self._anchored[node]]
+        if (
+            there is None
+            or not sums
+            or not all(self._anchored[term] for node in sums for term in graph.before.of(node))
+        ):
+            return None
+        terms = [term for node in other.inputs[there] if other.maker[node] < 0 for term in other.before.of(node)]
+        lacking = [
+            term for term in terms if not self._taken[term] and other.is_telling[term] and other.maker[term] >= 0
+        ]
+        if not lacking:
+            return None
+        return other.dump.nth(min(int(other.maker[term]) for term in lacking))
 
     def _reference_call(self, seq: int) -> CallRecord | None:
         return self._reference.dump.by_seq(seq)
@@ -432,6 +507,11 @@ class _Lost:
         return None
 
 
+def plain_name(call: CallRecord) -> str:
+    """What a call does, without how it was written: add of Tensor.__add__, Aten.add.Tensor."""
+    return call.id.name.partition(".")[0].strip("_")
+
+
 @dataclass(slots=True)
 class _Region:
     """Where values were lost: the first of them, the position of the call that made it, and the reference's calls there."""
@@ -441,4 +521,5 @@ class _Region:
     position: int
     lost: int
     total: int
+    direct: list[int] = field(default_factory=list)
     theirs: list[int] = field(default_factory=list)

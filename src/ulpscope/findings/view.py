@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
 from ulpscope.compare.value_graph import is_overwritten
 from ulpscope.findings.exchange import Side, is_group
-from ulpscope.findings.rounding import coarsest, is_rounding
+from ulpscope.findings.rounding import coarsest, is_rounding, rounded
 from ulpscope.naming import OPTIMIZER, slot_text
 from ulpscope.records import UNWRITTEN, CallId, Phase, Role
 
@@ -19,6 +19,8 @@ _OF_OPTIONS = 2.0**-24
 _MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})
 # A number that was read back from a tensor has its error; one that was written in a program differs by more.
 _READ_BACK = 2048.0
+# So much more relative error than its inputs has a call at most whose arguments are others, and mean the same.
+_CHANGED = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,12 @@ class CallView:
 
     @property
     def is_far(self) -> bool:
-        """What came out is another result, not one that rounding explains."""
-        return self.differs and (self.out is None or self.out > self.limit)
+        """What came out is another result, not one that rounding explains; of a call that was asked for something else, not one that
+        the error of what it read explains by itself."""
+        if not self.differs or self.out is None:
+            return self.differs
+        own = rounded(coarsest((*self.ins, *self.outs))) + _CHANGED * (self.into or 0.0)
+        return self.out > (self.limit if self.changed is None or self.into is None else min(self.limit, own))
 
 
 def parted(comparison: CallComparison) -> tuple[list[Comparison], list[Comparison]]:
@@ -112,11 +118,20 @@ def changed_argument(call: CallId, ins: Sequence[Comparison]) -> Comparison | No
     found = [
         each
         for each in ins
-        if (Code.TYPE in each.verdict.codes or (Code.ARGUMENT in each.verdict.codes and not _same_in(rounding, each)))
+        if (
+            Code.TYPE in each.verdict.codes
+            or _is_lacking(each)
+            or (Code.ARGUMENT in each.verdict.codes and not _same_in(rounding, each))
+        )
         and not is_group(each)
     ]
     found.sort(key=lambda each: not is_number(each))
     return found[0] if found else None
+
+
+def _is_lacking(each: Comparison) -> bool:
+    """Whether one side alone was given a tensor: a bias, a mask."""
+    return each.verdict.level is Level.UNMATCHED and is_tensor(each) and each.slot.role is not Role.OUTPUT
 
 
 def is_number(each: Comparison) -> bool:

@@ -74,7 +74,7 @@ def finding_json(outcome: Outcome, finding: Finding) -> dict[str, Any]:
         "call": call_text(finding.call),
         "reference_call": None if match.reference is None else call_text(match.reference.id),
         "matched_by": match.how.value,
-        "module": match.call.module,
+        "module": finding.where,
         "order": match.call.seq,
         "step": finding.step,
         "rank": finding.rank,

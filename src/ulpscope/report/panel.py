@@ -98,7 +98,7 @@ def _head(outcome: Outcome) -> Iterator[Line]:
 
 def _headline(first: Finding) -> str:
     where, _, name = first.call.name.rpartition(".") if first.call.kind == MODULE else ("", "", first.call.name)
-    where = where or first.comparison.match.call.module
+    where = where or first.where
     alone = "Only in the reference" if first.comparison.match.target is None else "Only in the target"
     words = {
         Status.SOURCE: "Differs before any call",
