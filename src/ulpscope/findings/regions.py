@@ -81,23 +81,33 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
     if not found.findings and not found.statuses[Status.UNMATCHED] and not found.statuses[Status.INHERITED]:
         return
     lost = _Lost(values, pairs)
-    kept, innocent = [], set[str]()
+    kept, dropped, innocent = list[Finding](), list[Finding](), set[str]()
     for finding in found.findings:
         if lost.is_other_optimizer(finding) or lost.came_back(finding) or finding.text in innocent:
             if finding.status is Status.SOURCE:
                 innocent.add(finding.text)  # the same argument elsewhere is no more to blame
             found.statuses[finding.status] -= 1
             found.statuses[Status.ELSEWHERE] += 1
-            found.remarks.append((call_text(finding.call), f"{finding.text}; what it gives is found again"))
+            dropped.append(finding)
         else:
             kept.append(finding)
     region = lost.first()
     if region is not None and not lost.is_sure(region):
-        found.unsure = True
+        # Rows that were left out or put in: the gradients tell, where there are some.
+        found.unsure |= not lost.ends_agree(BACKWARD)
         region = None
     if region is not None:
         # A call that holds others is named by what is lost inside it.
         kept = [each for each in kept if lost.is_leaf(each.comparison.match.call)]
+        # What is found elsewhere, and leads here, is at the wrong place: swapped weights.
+        swapped = next((each for each in dropped if lost.leads_to(each, region)), None)
+        if swapped is not None:
+            found.statuses[Status.ELSEWHERE] -= 1
+            found.statuses[swapped.status] += 1
+            dropped.remove(swapped)
+            kept = sorted([*kept, swapped], key=lambda each: each.comparison.match.call.seq)
+    for each in dropped[: _SHOWN - len(found.remarks)]:
+        found.remarks.append((call_text(each.call), f"{each.text}; what it gives is found again"))
     found.findings = kept
     if region is not None:
         lost.add(region, found)
@@ -210,7 +220,10 @@ class _Lost:
         if node is None:
             return False
         kind = self._values.anchors.kind[node]
-        return bool(kind == SKETCH or (kind and (Code.SHAPE in each.verdict.codes or not self._has_sketches(node))))
+        graph, kinds = self._target, self._values.anchors.kind
+        proven = any(kinds[other] == SKETCH for other in graph.after.of(node))
+        told = Code.SHAPE in each.verdict.codes or proven or not self._has_sketches(node)
+        return bool(kind == SKETCH or (kind and told))
 
     def is_leaf(self, call: CallRecord) -> bool:
         """Whether no recorded call was made inside a call."""
@@ -368,17 +381,38 @@ class _Lost:
                     direct += [maker] if node in read else []
         return sorted(direct), sorted(found)
 
+    def leads_to(self, finding: Finding, region: _Region) -> bool:
+        """Whether what a call gave reaches a region by values alone that are not what their counterparts are."""
+        match, graph = finding.comparison.match, self._target
+        if match.target is None or match.reference is None or not self.is_leaf(match.target):
+            return False
+        position = graph.position(match.target.seq)
+        if position is None or position >= region.position or region.phase != graph.phases[position]:
+            return False
+        odd = (self._said >= Agreement.FOLLOWS) | ~self._anchored
+        begin = [node for node in graph.outputs[position] if odd[node] and graph.unit[node] > 0]
+        reached = graph.reach(graph.after, begin, odd)
+        return any(reached[node] for node in graph.inputs[region.position])
+
     def is_sure(self, region: _Region) -> bool:
         """Whether the call read what the reference has."""
         graph = self._target
         numbers = {row.tobytes() for row in self._reference.numbers[self._reference.unit == 0]}
+        good = self.good(region.phase)
         return all(
-            self._anchored[node] or (graph.unit[node] > 0 and graph.phase[node] != FORWARD)
+            (good[node] or region.phase != FORWARD)
             if graph.unit[node] > 0
             else self._said[node] == Agreement.AGREES or graph.numbers[node].tobytes() in numbers
             for node in graph.inputs[region.position]
             if graph.is_telling[node] or (graph.unit[node] == 0 and graph.numel[node] >= FEW)
         )
+
+    def ends_agree(self, phase: int) -> bool:
+        """Whether all that a pass is for is found in the reference."""
+        graph = self._target
+        ends = self._ends(phase, self._judged & (graph.phase == phase) & ~self._cancelled(self._judged))
+        good = self.good(phase)
+        return bool(len(ends)) and all(good[node] for node in ends.tolist())
 
     def add(self, region: _Region, found: Divergence) -> None:
         """The finding of a region, before what came after it."""
