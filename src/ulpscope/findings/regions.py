@@ -21,6 +21,7 @@ from ulpscope.compare.comparison import CallComparison, Code, Comparison, How, L
 from ulpscope.compare.engine import compare_calls
 from ulpscope.compare.value_graph import BACKWARD, FEW, FILLED, FORWARD, STEP, key_of
 from ulpscope.compare.values import Values, plain_module
+from ulpscope.findings.exchange import KIND
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.view import CallView, changed_argument, is_number, most, parted, slot_of
 from ulpscope.naming import MODULE, OPTIMIZER, call_text, is_within
@@ -92,15 +93,15 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
         else:
             kept.append(finding)
     region = lost.first()
-    if region is not None and not lost.is_sure(region):
+    # What is found elsewhere, and leads here, is at the wrong place: swapped weights.
+    swapped = None if region is None else next((each for each in dropped if lost.leads_to(each, region)), None)
+    if region is not None and swapped is None and not lost.is_sure(region):
         # Rows that were left out or put in: the gradients tell, where there are some.
         found.unsure |= not lost.ends_agree(BACKWARD)
         region = None
     if region is not None:
         # A call that holds others is named by what is lost inside it.
         kept = [each for each in kept if lost.is_leaf(each.comparison.match.call)]
-        # What is found elsewhere, and leads here, is at the wrong place: swapped weights.
-        swapped = next((each for each in dropped if lost.leads_to(each, region)), None)
         if swapped is not None:
             found.statuses[Status.ELSEWHERE] -= 1
             found.statuses[swapped.status] += 1
@@ -181,7 +182,7 @@ class _Lost:
 
         That a call made something else of the very same is its own doing, whatever came of it."""
         match = finding.comparison.match
-        if match.target is None or match.reference is None:
+        if match.target is None or match.reference is None or match.call.id.kind == KIND:
             return False
         _, outs = parted(finding.comparison)
         nodes = [
@@ -191,6 +192,8 @@ class _Lost:
             return False
         kinds = self._values.anchors.kind
         number = any(map(is_number, parted(finding.comparison)[0]))
+        if number and finding.status is Status.SOURCE and _is_near(finding):
+            return False  # another eps, whose effect is small by its nature
         if finding.status is Status.SOURCE and not number and not any(self._target.unit[node] > 0 for node in nodes):
             return True  # whole numbers, a shape or places: what they are used for tells
         if any(self._target.is_telling[node] for node in nodes):
@@ -199,8 +202,7 @@ class _Lost:
                 return True
         if finding.status is Status.SOURCE and self._is_read_elsewhere(finding.comparison):
             return True
-        own = finding.status is Status.INTRODUCED or (finding.status is Status.SOURCE and number)
-        if own and self.is_leaf(match.target):
+        if (finding.status is Status.INTRODUCED or number) and self.is_leaf(match.target):
             return False
         phase = int(self._target.phase[nodes[0]])
         return all(self.good(phase)[node] for node in nodes)
@@ -390,7 +392,9 @@ class _Lost:
         if position is None or position >= region.position or region.phase != graph.phases[position]:
             return False
         odd = (self._said >= Agreement.FOLLOWS) | ~self._anchored
-        begin = [node for node in graph.outputs[position] if odd[node] and graph.unit[node] > 0]
+        if any(Code.SHAPE in each.verdict.codes for each in finding.comparison.values):
+            return False
+        begin = [node for node in graph.outputs[position] if odd[node]]
         reached = graph.reach(graph.after, begin, odd)
         return any(reached[node] for node in graph.inputs[region.position])
 
@@ -539,6 +543,10 @@ class _Lost:
             taker = call_text(comparison.match.call.id)
             return alone, f"only the reference has it, and {taker} takes what it gives as {slot_of(each)}"
         return None
+
+
+def _is_near(finding: Finding) -> bool:
+    return finding.output_error is not None and finding.output_error <= finding.limit
 
 
 def plain_name(call: CallRecord) -> str:
