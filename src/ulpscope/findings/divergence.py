@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level, Match
 from ulpscope.compare.settings import Settings
-from ulpscope.compare.value_graph import FILLED, key_of
+from ulpscope.compare.value_graph import FILLED, is_overwritten, key_of
 from ulpscope.compare.values import Values
 from ulpscope.findings.exchange import KIND, Side, is_inside, parts_of
 from ulpscope.findings.model import Divergence, Finding, Status
@@ -37,7 +37,7 @@ from ulpscope.findings.view import (
 from ulpscope.naming import MODULE, OPTIMIZER, call_text
 from ulpscope.records import CallId, Phase, Role, Value
 
-_MOST = 10
+_MOST, _FEW = 10, 6
 _BEGUN = (Status.INTRODUCED, Status.SOURCE, Status.UNSURE)
 
 
@@ -107,9 +107,20 @@ class Search:
             return self._communication(comparison, ins, outs)
         view = self._known.view(comparison, ins, outs, self._communication_seq)
         status, text = said_of(view)
-        if view.unsure and status is Status.INHERITED:
-            self.found.unsure |= view.is_far
+        if status is Status.INHERITED and view.is_far:
+            self.found.unsure |= view.unsure or view.passes_on or not view.dirty
+        if status in (Status.IDENTICAL, Status.ROUNDING):
+            self._remark(view)
         return view, self._of(view, status, text)
+
+    def _remark(self, view: CallView) -> None:
+        """What was another thing that was asked for, or given, and showed in nothing."""
+        found, each = self.found, view.changed or view.outside
+        if each is None or len(found.remarks) >= _FEW:
+            return
+        text = f"{slot_of(each)} is {each.verdict.text}" if each is view.changed else f"{slot_of(each)} differs"
+        if all(not told.startswith(text) for _, told in found.remarks):
+            found.remarks.append((call_text(view.call), f"{text}; what it gives agrees"))
 
     def _of(self, view: CallView, status: Status, text: str) -> Finding:
         step, rank = self.found.step, self.found.rank
@@ -325,7 +336,7 @@ class _Known:
             outside=self.outside(call, ins),
             dirty=saved_dirty or bool(hidden) or any(each.verdict.level is Level.FAIL for each in ins),
             explained=saved_explained and same and all(map(self._is_carried, failing)),
-            unsure=any(each.verdict.level in (Level.UNKNOWN, Level.UNMATCHED) and is_tensor(each) for each in ins),
+            unsure=any(_is_doubtful(call, each) for each in comparison.values),
             lacking=self._lacking(call, ins),
             passes_on=passes_on,
         )
@@ -427,6 +438,13 @@ class _Known:
             if self._written.isdisjoint(marks_of(each.target)) and (sure or not self._dirty):
                 return each
         return None
+
+
+def _is_doubtful(call: CallId, each: Comparison) -> bool:
+    """Whether a tensor that a call read is not known."""
+    if each.slot.role is Role.OUTPUT or each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED):
+        return False
+    return is_tensor(each) and not is_overwritten(call, each.slot)
 
 
 def _forward_of(call: CallId) -> CallId:

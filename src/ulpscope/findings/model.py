@@ -88,7 +88,7 @@ class Divergence:
     steadiness: Steadiness = field(default_factory=Steadiness)
     passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None
-    # Whether a call that inherits a difference may have got it from what is not known.
+    # Whether what a call gave differs by more than anything that is known explains.
     unsure: bool = False
 
     @property
@@ -102,14 +102,19 @@ class Divergence:
         return bool(self.findings)
 
     @property
+    def is_touched(self) -> bool:
+        """Something differs by more than one rounding, wherever it began."""
+        return self.differs or bool(self.statuses[Status.INHERITED])
+
+    @property
     def agrees(self) -> bool:
-        """Nothing was introduced, nothing was lost, nothing came in different."""
-        return not self.differs
+        """Nothing was introduced, nothing was lost, nothing came in different, and what differs is known to be rounding."""
+        return not (self.differs or self.unsure)
 
     @property
     def carries(self) -> bool:
         """All that differs began as rounding: nobody introduced it, and no call read anything that is not known."""
-        return self.agrees and not self.unsure
+        return self.agrees
 
     def is_other_work(self) -> None:
         """After a decision in an earlier step: only what a call makes of the same inputs counts."""

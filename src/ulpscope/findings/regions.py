@@ -82,36 +82,43 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
     if not found.findings and not found.statuses[Status.UNMATCHED] and not found.statuses[Status.INHERITED]:
         return
     lost = _Lost(values, pairs)
+    kept, dropped = _parted(lost, found)
+    region = lost.first()
+    # What is found elsewhere, and leads here, is at the wrong place: swapped weights.
+    swapped = None if region is None else next((each for each in dropped if lost.leads_to(each, region)), None)
+    if region is None:
+        found.unsure &= not lost.agrees()
+    elif swapped is not None:
+        dropped.remove(swapped)
+        kept = sorted([*kept, swapped], key=lambda each: each.comparison.match.call.seq)
+    elif not lost.is_sure(region):
+        # Rows that were left out or put in: the gradients tell, where there are some.
+        found.unsure = not lost.ends_agree(BACKWARD)
+        region = None
+    if region is not None:
+        # A call that holds others is named by what is lost inside it.
+        kept = [each for each in kept if lost.is_leaf(each.comparison.match.call)]
+    for each in dropped:
+        found.statuses[each.status] -= 1
+        found.statuses[Status.ELSEWHERE] += 1
+    for each in dropped[: max(0, _SHOWN - len(found.remarks))]:
+        found.remarks.append((call_text(each.call), f"{each.text}; what it gives is found again"))
+    found.findings = kept
+    if region is not None:
+        lost.add(region, found)
+
+
+def _parted(lost: _Lost, found: Divergence) -> tuple[list[Finding], list[Finding]]:
+    """The findings that stay, and those of which what the call gives is found again."""
     kept, dropped, innocent = list[Finding](), list[Finding](), set[str]()
     for finding in found.findings:
         if lost.is_other_optimizer(finding) or lost.came_back(finding) or finding.text in innocent:
             if finding.status is Status.SOURCE:
                 innocent.add(finding.text)  # the same argument elsewhere is no more to blame
-            found.statuses[finding.status] -= 1
-            found.statuses[Status.ELSEWHERE] += 1
             dropped.append(finding)
         else:
             kept.append(finding)
-    region = lost.first()
-    # What is found elsewhere, and leads here, is at the wrong place: swapped weights.
-    swapped = None if region is None else next((each for each in dropped if lost.leads_to(each, region)), None)
-    if region is not None and swapped is None and not lost.is_sure(region):
-        # Rows that were left out or put in: the gradients tell, where there are some.
-        found.unsure |= not lost.ends_agree(BACKWARD)
-        region = None
-    if region is not None:
-        # A call that holds others is named by what is lost inside it.
-        kept = [each for each in kept if lost.is_leaf(each.comparison.match.call)]
-        if swapped is not None:
-            found.statuses[Status.ELSEWHERE] -= 1
-            found.statuses[swapped.status] += 1
-            dropped.remove(swapped)
-            kept = sorted([*kept, swapped], key=lambda each: each.comparison.match.call.seq)
-    for each in dropped[: _SHOWN - len(found.remarks)]:
-        found.remarks.append((call_text(each.call), f"{each.text}; what it gives is found again"))
-    found.findings = kept
-    if region is not None:
-        lost.add(region, found)
+    return kept, dropped
 
 
 class _Lost:
@@ -410,6 +417,12 @@ class _Lost:
             for node in graph.inputs[region.position]
             if graph.is_telling[node] or (graph.unit[node] == 0 and graph.numel[node] >= FEW)
         )
+
+    def agrees(self) -> bool:
+        """Whether all that the passes are for, of which there is something to compare, is found in the reference."""
+        graph = self._target
+        phases = [phase for phase in (FORWARD, BACKWARD) if (self._judged & (graph.phase == phase)).any()]
+        return bool(phases) and all(map(self.ends_agree, phases))
 
     def ends_agree(self, phase: int) -> bool:
         """Whether all that a pass is for is found in the reference."""

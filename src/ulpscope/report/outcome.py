@@ -60,6 +60,8 @@ class UnitOutcome:
             said.append(f"{found.statuses[Status.OTHER]} calls did other work, after a decision within rounding")
         if found.unknown_count or any(self.missing):
             said.append(f"{found.unknown_count} values could not be compared")
+        if found.unsure and not found.findings:
+            said.append("what differs is more than what is known of it explains")
         if not found.calls:
             said.append("there is nothing to compare")
         return "; ".join(said)
