@@ -30,7 +30,7 @@ help:
 venv: $(STAMP)
 
 # torch first, so that the package never decides which torch is installed.
-$(STAMP): pyproject.toml setup.py $(wildcard src/ulpscope/*.[ch] src/ulpscope/*/*.c src/ulpscope/*/*/*.c)
+$(STAMP): pyproject.toml setup.py $(wildcard src/ulpscope/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,lint]"

@@ -68,11 +68,11 @@ class Build(build_ext):
             raise CompileError(f"{ext.name} was not built: {problem}. {less}.") from error
 
 
-def extension(name: str, *flags: str, includes: tuple[str, ...] = ()) -> Extension:
+def extension(name: str, *flags: str, source: str = "", includes: tuple[str, ...] = ()) -> Extension:
     return Extension(
-        f"ulpscope.{name}",
-        sources=[f"src/ulpscope/{name}.c"],
-        depends=[f"src/ulpscope/{include}" for include in ("_abi.h", *includes)],
+        f"ulpscope.native._{name}",
+        sources=[f"src/ulpscope/native/{source or name}.c"],
+        depends=[f"src/ulpscope/native/{include}" for include in ("abi.h", *includes)],
         py_limited_api=limited_api,
         define_macros=[("Py_LIMITED_API", "0x030a0000")],
         # Neither flag changes a result: they only drop errno and the floating-point exception flags.
@@ -91,19 +91,19 @@ def tag() -> dict[str, str]:
     return found
 
 
-parts = sorted(os.path.basename(path) for path in glob.glob("src/ulpscope/_taps_*.c"))
+parts = sorted(os.path.basename(path) for path in glob.glob("src/ulpscope/native/*.[ch]"))
 direct = ["-fno-plt"] if sys.platform == "linux" else []
 setup(
     cmdclass={"build_ext": Build},
     setup_requires=[ZIG] if with_zig else [],
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
-        extension("_native", includes=("_cpu.h", "_crc.h", "_half.h", "_measure.h")),
+        extension("measure", includes=("cpu.h", "crc.h", "half.h", "measure.h")),
         extension(
-            "_pairs", "-ffp-contract=off", includes=("_cpu.h", "_crc.h", "_half.h", "_pairs_kernels.h", "_pairs_near.h")
+            "pairs", "-ffp-contract=off", includes=("cpu.h", "crc.h", "half.h", "pairs_kernels.h", "pairs_near.h")
         ),
         # One unit that calls itself without a detour.
-        extension("_taps", "-fvisibility=hidden", *direct, includes=("_taps.h", "_measure.h", *parts)),
+        extension("taps", "-fvisibility=hidden", *direct, source="capture", includes=tuple(parts)),
     ],
     options={"bdist_wheel": tag()},
 )

@@ -106,12 +106,12 @@ def measure(name: str, kind: str, folder: Path, workload: Llama, rounds: int) ->
 
 def kernels() -> list[tuple[str, int, float, float]]:
     """For each type and size: microseconds of the device for a tensor, and the share of the rate at which it copies as much."""
-    from ulpscope import native
-    from ulpscope.dtypes import DTYPES
     from ulpscope.frameworks.torch.cuda_gauge import CudaGauge
+    from ulpscope.model.dtypes import DTYPES
+    from ulpscope.native import measuring
 
     class Nowhere:
-        unknown_measure = bytes(native.ROW.itemsize)
+        unknown_measure = bytes(measuring.ROW.itemsize)
 
         def reserve_measure(self) -> int:
             return 0
@@ -147,9 +147,9 @@ def kernels() -> list[tuple[str, int, float, float]]:
     del pairs, copy_all
     found = []
     for label, flags in (
-        ("", native.STATS | native.SKETCH),
-        (" no sketch", native.STATS),
-        (" crc", native.STATS | native.SKETCH | native.CRC),
+        ("", measuring.STATS | measuring.SKETCH),
+        (" no sketch", measuring.STATS),
+        (" crc", measuring.STATS | measuring.SKETCH | measuring.CRC),
     ):
         gauge = CudaGauge(Nowhere(), device, flags)  # type: ignore[arg-type]
         for dtype in (torch.bfloat16, torch.float32):

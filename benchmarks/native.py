@@ -1,4 +1,4 @@
-"""Times of `ulpscope.native.measure` by size, dtype and what is asked for, the fallback beside it.
+"""Times of `ulpscope.native.measuring.measure` by size, dtype and what is asked for, the fallback beside it.
 
     python benchmarks/native.py
 
@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ulpscope import native, native_fallback
+from ulpscope.native import measuring, measuring_fallback
 
 WORK = {
-    "stats": native.STATS,
-    "stats+sketch": native.STATS | native.SKETCH,
-    "stats+crc": native.STATS | native.CRC,
-    "all": native.STATS | native.SKETCH | native.CRC,
+    "stats": measuring.STATS,
+    "stats+sketch": measuring.STATS | measuring.SKETCH,
+    "stats+crc": measuring.STATS | measuring.CRC,
+    "all": measuring.STATS | measuring.SKETCH | measuring.CRC,
 }
 DTYPES = {"f32": (0, np.uint32, 16), "bf16": (3, np.uint16, 0)}
 SIZES = [256, 1000, 4 << 10, 64 << 10, 1 << 20]
@@ -40,7 +40,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def main() -> None:
     out = sys.stdout.write
-    if not native.HAVE_EXTENSION:
+    if not measuring.HAVE_EXTENSION:
         out("the extension is not built: both columns show the fallback\n")
     out(f"{'dtype':6}{'elements':>10}" + "".join(f"{name:>14}{'fallback':>12}" for name in WORK) + "\n")
     generator = np.random.default_rng(0)
@@ -52,13 +52,13 @@ def main() -> None:
             row = f"{dtype:6}{n:>10}"
             for flags in WORK.values():
                 arguments = (data.ctypes.data, code, (n,), None, flags, 0, 0, 0)
-                row += f"{microseconds(lambda a=arguments: native.measure(*a)):>14.2f}"
-                row += f"{microseconds(lambda a=arguments: native_fallback.measure(*a)):>12.1f}"
+                row += f"{microseconds(lambda a=arguments: measuring.measure(*a)):>14.2f}"
+                row += f"{microseconds(lambda a=arguments: measuring_fallback.measure(*a)):>12.1f}"
             out(row + "\n")
     data = generator.standard_normal(1 << 20).astype(np.float32)
     for name, call in {
-        "crc32": lambda: native.crc32(data),
-        "fingerprint": lambda: native.fingerprint(data.ctypes.data, 4, data.shape, None),
+        "crc32": lambda: measuring.crc32(data),
+        "fingerprint": lambda: measuring.fingerprint(data.ctypes.data, 4, data.shape, None),
     }.items():
         out(f"{name} of 4 MiB: {data.nbytes / microseconds(call) / 1e3:.1f} GB/s\n")
 

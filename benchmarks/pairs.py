@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ulpscope import pairs
 from ulpscope.compare.metrics import METRICS, contrast_bits
-from ulpscope.dtypes import DTYPES, DType, values_from
+from ulpscope.model.dtypes import DTYPES, DType, values_from
+from ulpscope.native import pairs
 
 ROUNDS = 9
 CHUNK = 1 << 24

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ulpscope import native
-from ulpscope.dtypes import DTYPES
-from ulpscope.records import Phase
-from ulpscope.store.layout import FORMAT_VERSION, dump_folder
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.model.records import Phase
+from ulpscope.native import measuring
+from ulpscope.store.run_folder import FORMAT_VERSION, dump_folder
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, VALUE_BYTES
 from ulpscope.store.writer import DumpWriter
 
@@ -114,5 +114,5 @@ class DumpBuilder:
         }
         pointer = array.ctypes.data_as(ctypes.c_void_p).value or 0
         payload = self.writer.add_payload(pointer, dtype.itemsize, value.shape, None, array.nbytes)
-        flags = native.STATS | native.CRC | native.SKETCH
+        flags = measuring.STATS | measuring.CRC | measuring.SKETCH
         return self.text(meta), self.writer.add_measure(pointer, dtype.code, value.shape, None, flags, payload), NONE32

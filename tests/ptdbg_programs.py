@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ulpscope import open_dump
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 
 ROOT = Path(__file__).parents[1]
 # The names that the guide's examples ask for are calls of this net: permute, abs, relu and transpose four times, conv2d twice.

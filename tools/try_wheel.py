@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 import ulpscope
-from ulpscope import native, native_fallback, pairs, pairs_fallback, taps
-from ulpscope.dtypes import DTYPES
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.native import measuring, measuring_fallback, pairs, pairs_fallback, taps
 
 PACKAGE = Path(ulpscope.__file__).parent
-EVERYTHING = native.STATS | native.CRC | native.SKETCH
+EVERYTHING = measuring.STATS | measuring.CRC | measuring.SKETCH
 KINDS = ("float32", "float64", "float16", "int8", "int64", "uint8")
 
 
@@ -25,7 +25,7 @@ def parts() -> list[str]:
         name = ".".join(("ulpscope", *path.relative_to(PACKAGE).parent.parts, path.name.partition(".")[0]))
         assert import_module(name).__file__ == str(path)
         found.append(name)
-    assert native.HAVE_EXTENSION and pairs.HAVE_EXTENSION and taps.HAVE_EXTENSION, found
+    assert measuring.HAVE_EXTENSION and pairs.HAVE_EXTENSION and taps.HAVE_EXTENSION, found
     return found
 
 
@@ -36,12 +36,12 @@ def rows_are_those_of_python() -> None:
             if values.dtype.kind == "f" and size > 9:
                 values[5:9] = np.nan, np.inf, -np.inf, 0
             place = (values.ctypes.data, DTYPES[name].code, values.shape, None, EVERYTHING, 0, 0, 0)
-            ours, python = native.measure(*place), native_fallback.measure(*place)
-            row, other = (np.frombuffer(each[: native.ROW.itemsize], native.ROW)[0] for each in (ours, python))
-            for field in native.ROW.names or ():
+            ours, python = measuring.measure(*place), measuring_fallback.measure(*place)
+            row, other = (np.frombuffer(each[: measuring.ROW.itemsize], measuring.ROW)[0] for each in (ours, python))
+            for field in measuring.ROW.names or ():
                 near = field in ("sum", "norm") and np.isclose(row[field], other[field], rtol=1e-12)
                 assert near or row[field] == other[field], (name, size, field, row, other)
-            sketches = [np.frombuffer(each[native.ROW.itemsize :], np.float32) for each in (ours, python)]
+            sketches = [np.frombuffer(each[measuring.ROW.itemsize :], np.float32) for each in (ours, python)]
             assert np.allclose(*sketches, rtol=1e-6, atol=1e-3), (name, size)
 
 

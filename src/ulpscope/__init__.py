@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ulpscope import capture, compare
     from ulpscope.capture.session import Capture
-    from ulpscope.errors import CaptureError, ConfigError, DumpError, UlpscopeError
     from ulpscope.frameworks.torch.determinism import seed_all
     from ulpscope.frameworks.torch.replay_reference import reference
-    from ulpscope.naming import call_text, slot_text
+    from ulpscope.model.errors import CaptureError, ConfigError, DumpError, UlpscopeError
+    from ulpscope.model.names import call_text, slot_text
     from ulpscope.replay.session import Ledger, ledger
-    from ulpscope.store.reader import Dump, open_dump, open_run
+    from ulpscope.store.dump import Dump
+    from ulpscope.store.registry import open_dump, open_run
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -25,15 +26,15 @@ _HOMES = {
     "reference": "frameworks.torch.replay_reference",
     "Ledger": "replay.session",
     "ledger": "replay.session",
-    "Dump": "store.reader",
-    "call_text": "naming",
-    "slot_text": "naming",
-    "open_dump": "store.reader",
-    "open_run": "store.reader",
-    "UlpscopeError": "errors",
-    "ConfigError": "errors",
-    "CaptureError": "errors",
-    "DumpError": "errors",
+    "Dump": "store.dump",
+    "call_text": "model.names",
+    "slot_text": "model.names",
+    "open_dump": "store.registry",
+    "open_run": "store.registry",
+    "UlpscopeError": "model.errors",
+    "ConfigError": "model.errors",
+    "CaptureError": "model.errors",
+    "DumpError": "model.errors",
 }
 __all__ = [
     "Capture",

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 import ulpscope
-from ulpscope.errors import ConfigError
 from ulpscope.frameworks.torch.collective_tap import WRITES
-from ulpscope.naming import call_text, slot_text
+from ulpscope.model.errors import ConfigError
+from ulpscope.model.names import call_text, slot_text
 
 MAGIC = [
     "__add__",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ulpscope.compat.msprobe.config import read_config
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
 COLUMNS = ["rank", "pert_mode", "stage", "step", "api_name", "max_rel", "dtype", "shape", "output_index"]

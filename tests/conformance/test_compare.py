@@ -22,7 +22,7 @@ import pytest
 import ulpscope.compat.msprobe as facade
 from msprobe_files import call, floats, scalar, tensor, write_elements, write_json
 from ulpscope.compat.msprobe.command import main
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 ADD = "Functional.add.0.forward"

@@ -18,7 +18,7 @@ from device.fakenpu import run
 from ulpscope import open_dump
 from ulpscope.compat.torch_npu_hooks import register_hook, schedule, set_dump_path, wrap_acc_cmp_hook
 from ulpscope.compat.torch_npu_hooks.tools import compare
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 
 INSTALL = "import ulpscope.compat.torch_npu_hooks\nulpscope.compat.torch_npu_hooks.install()\n"
 COLUMNS = "Name,Npu Tensor Dtype,Bench Tensor Dtype,Npu Tensor Shape,Bench Tensor Shape,Cosine,RMSE,MAPE"

@@ -9,7 +9,7 @@ import openpyxl
 import pytest
 
 from ulpscope.compat.msprobe.merge import merge_result
-from ulpscope.errors import ConfigError, DumpError, UlpscopeError
+from ulpscope.model.errors import ConfigError, DumpError, UlpscopeError
 from ulpscope.report.table import Cell, Row, Sheet
 from ulpscope.report.xlsx import write_xlsx
 

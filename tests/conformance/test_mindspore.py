@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from ulpscope.compat.msprobe.mindspore import PrecisionDebugger
-from ulpscope.errors import CaptureError, ConfigError
 from ulpscope.frameworks.mindspore.process import execution_mode
 from ulpscope.frameworks.mindspore.twice import FLIPPED, ratio
+from ulpscope.model.errors import CaptureError, ConfigError
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("ULPSCOPE_MINDSPORE_PYTHON") or (

@@ -14,8 +14,8 @@ import torch
 
 from ulpscope.compare.comparison import How
 from ulpscope.compare.engine import compare_dumps
-from ulpscope.naming import call_text
-from ulpscope.store.reader import open_dump
+from ulpscope.model.names import call_text
+from ulpscope.store.registry import open_dump
 
 ROOT = Path(__file__).parents[2]
 MODEL = """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ulpscope.compat.msprobe.config import DEFAULT_CONFIG, load_config, read_config
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
 
 BASE = {"task": "statistics", "dump_path": "./dump", "rank": [], "step": [], "level": "L1"}
 

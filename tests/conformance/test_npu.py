@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from device.fakenpu import run
 from ulpscope.cli.capture import capture
-from ulpscope.config import capture_config
-from ulpscope.errors import ConfigError
 from ulpscope.frameworks.torch.npu import acl_problems
+from ulpscope.model.errors import ConfigError
+from ulpscope.model.options import capture_config
 
 # Seed 000 lists 52; npu_roi_align is there twice.
 OPERATORS = [
@@ -42,7 +42,7 @@ with ulpscope.capture(sys.argv[1]):
     for name in sys.argv[2:]:
         getattr(torch.ops.npu, name)(torch.ones(1))
 dump = ulpscope.open_dump(sys.argv[1])
-print(json.dumps({ulpscope.naming.call_text(call.id): [len(call.values), call.values[0].stats.max]
+print(json.dumps({ulpscope.model.names.call_text(call.id): [len(call.values), call.values[0].stats.max]
                   for call in dump.calls() if call.id.kind != "Torch"}))
 """
 
@@ -95,7 +95,7 @@ q = torch.ones(1, 1, 2, 2, device="npu", requires_grad=True)
 with ulpscope.capture(sys.argv[1]):
     torch_npu.npu_fusion_attention(q, q, q, 1, "BNSD")[0].sum().backward()
     npu_swiglu(q)
-names = [ulpscope.naming.call_text(call.id) for call in ulpscope.open_dump(sys.argv[1]).calls()]
+names = [ulpscope.model.names.call_text(call.id) for call in ulpscope.open_dump(sys.argv[1]).calls()]
 print(json.dumps([name for name in names if name.startswith("NPU")]))
 """,
         tmp_path,
@@ -170,7 +170,7 @@ def test_002_061_the_gradient_files_are_read_at_the_start(tmp_path: Path, acl: P
 try:
     ulpscope.Capture(sys.argv[1], level="kernel", below="Torch.mm.0.backward", acl_config=sys.argv[2],
                      backward_input=["missing.pt"]).start()
-except ulpscope.errors.UlpscopeError as error:
+except ulpscope.model.errors.UlpscopeError as error:
     print(json.dumps(str(error)))
 """,
         tmp_path / "run",
@@ -213,7 +213,7 @@ def step(name, **options):
 kernel = dict(level="kernel", acl_config=sys.argv[2])
 step("whole", tensors=True)
 dump = ulpscope.open_dump(pathlib.Path(sys.argv[1]) / "whole")
-(call,) = [call for call in dump.calls() if ulpscope.naming.call_text(call.id) == "Tensor.__mul__.0.backward"]
+(call,) = [call for call in dump.calls() if ulpscope.model.names.call_text(call.id) == "Tensor.__mul__.0.backward"]
 gradient = pathlib.Path(sys.argv[1]) / "Tensor.__mul__.0.backward.input.0.pt"
 torch.save(torch.from_numpy(dump.load(call.values[0]).copy()), gradient)
 forward = step("forward", below="Tensor.__mul__.0.forward", **kernel)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ulpscope import open_dump, open_run
-from ulpscope.naming import call_text, slot_text
+from ulpscope.model.names import call_text, slot_text
 
 ARRAY = np.array([[1.5, -2.0], [0.0, 4.0]], dtype=np.float32)
 STATISTICS = [4.0, -2.0, 0.875, 4.716990566028302]

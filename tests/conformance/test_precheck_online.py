@@ -16,7 +16,7 @@ import pytest
 from ulpscope.compat.msprobe import command
 from ulpscope.compat.msprobe.config import load_config
 from ulpscope.compat.msprobe.online import _receiver
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
 from ulpscope.replay.online import FolderReceiver
 
 ROOT = Path(__file__).parents[2]

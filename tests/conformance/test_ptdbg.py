@@ -18,7 +18,7 @@ from device.fakenpu import run as run_on_npu
 from ptdbg_programs import ROOT, names, run
 from ulpscope import open_dump, open_run
 from ulpscope.compat import ptdbg_ascend
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 
 # --- PrecisionDebugger and configure_hook -----------------------------------------------------------------------
 

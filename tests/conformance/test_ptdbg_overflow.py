@@ -14,7 +14,7 @@ import torch
 
 from device.fakenpu import run as run_on_npu
 from ulpscope import open_run
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 
 ROOT = Path(__file__).parents[2]
 HALF = """

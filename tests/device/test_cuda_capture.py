@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import ulpscope
-from ulpscope import native, taps
-from ulpscope.dtypes import dtype_named
-from ulpscope.records import Stats, Value
+from ulpscope.model.dtypes import dtype_named
+from ulpscope.model.records import Stats, Value
+from ulpscope.native import measuring, taps
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -99,9 +99,9 @@ def check_value(dump: Any, value: Value) -> bool:
         return False
     dtype, raw, shape = dump.raw(value)
     held = np.frombuffer(raw, dtype=np.uint8)
-    flags = native.STATS | native.CRC | native.SKETCH
-    answer = native.measure(held.ctypes.data, dtype.code, shape, None, flags, 0, 0, 0)
-    row = np.frombuffer(answer, dtype=native.ROW, count=1)[0]
+    flags = measuring.STATS | measuring.CRC | measuring.SKETCH
+    answer = measuring.measure(held.ctypes.data, dtype.code, shape, None, flags, 0, 0, 0)
+    row = np.frombuffer(answer, dtype=measuring.ROW, count=1)[0]
     stats = value.stats
     assert isinstance(stats, Stats)
     assert value.checksum == row["crc"]
@@ -308,9 +308,9 @@ def test_tensors_of_one_call_are_measured_together_and_each_right(tmp_path: Path
     for value, tensor in zip(shown, [*values, *results], strict=True):
         held = tensor.cpu().contiguous()
         code = dtype_named(str(value.dtype)).code
-        flags = native.STATS | native.CRC | native.SKETCH
-        answer = native.measure(held.data_ptr(), code, tuple(held.shape), None, flags, 0, 0, 0)
-        row = np.frombuffer(answer, dtype=native.ROW, count=1)[0]
+        flags = measuring.STATS | measuring.CRC | measuring.SKETCH
+        answer = measuring.measure(held.data_ptr(), code, tuple(held.shape), None, flags, 0, 0, 0)
+        row = np.frombuffer(answer, dtype=measuring.ROW, count=1)[0]
         stats = value.stats
         assert isinstance(stats, Stats)
         assert np.float64(stats.finite_max).view(np.uint64) == row["max_bits"]
@@ -319,7 +319,7 @@ def test_tensors_of_one_call_are_measured_together_and_each_right(tmp_path: Path
         assert stats.finite_norm == pytest.approx(row["norm"], rel=1e-6)
         assert stats.finite_sum == pytest.approx(row["sum"], rel=1e-5, abs=1e-3)
         assert not checksum or value.checksum == row["crc"]
-        sketch = np.frombuffer(answer, dtype=np.float32, offset=native.ROW.itemsize)
+        sketch = np.frombuffer(answer, dtype=np.float32, offset=measuring.ROW.itemsize)
         assert np.allclose(dump.sketch(value), sketch, rtol=1e-4, atol=1e-3)
 
 

@@ -19,15 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ulpscope
-from ulpscope.errors import OverflowStop
 from ulpscope.frameworks.torch.api_runner import ApiRunner
 from ulpscope.frameworks.torch.perturb import PERTURBATIONS
-from ulpscope.naming import call_text, slot_text
+from ulpscope.model.errors import OverflowStop
+from ulpscope.model.names import call_text, slot_text
 from ulpscope.replay.noise import Noise, NoiseConfig
 from ulpscope.replay.precheck import Plan, Rule, check_dump
 from ulpscope.replay.standards import Status
 from ulpscope.store.noise import NoiseRow
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 HALF = torch.float16

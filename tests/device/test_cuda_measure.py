@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from ulpscope import native
-from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.torch import cuda_gauge
 from ulpscope.frameworks.torch.cuda_gauge import CudaGauge
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.native import measuring
 
-FLAGS = native.STATS | native.SKETCH
+FLAGS = measuring.STATS | measuring.SKETCH
 ON_DEVICE = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 )
@@ -30,7 +30,7 @@ EXACT = ("max_bits", "min_bits", "numel", "nan", "posinf", "neginf", "zero", "ki
 class Rows:
     """A sink that keeps what it is told."""
 
-    unknown_measure = bytes(native.ROW.itemsize)
+    unknown_measure = bytes(measuring.ROW.itemsize)
 
     def __init__(self) -> None:
         self.rows: dict[int, Any] = {}
@@ -81,20 +81,20 @@ def check(way: str, values: list[torch.Tensor], flags: int = FLAGS, shift: int =
     for number, value in enumerate(values):
         code = DTYPES[str(value.dtype).removeprefix("torch.")].code
         stride = None if value.is_contiguous() else tuple(value.stride())
-        raw = native.measure(value.data_ptr(), code, tuple(value.shape), stride, flags, 2**64 - 1, 0, 0)
-        wanted = np.frombuffer(raw, dtype=native.ROW, count=1)[0]
+        raw = measuring.measure(value.data_ptr(), code, tuple(value.shape), stride, flags, 2**64 - 1, 0, 0)
+        wanted = np.frombuffer(raw, dtype=measuring.ROW, count=1)[0]
         found = sink.rows[number]
         # The modulus of a complex128 is a library's hypot: the last digit may differ between devices.
         for name in EXACT[2:] if value.dtype is torch.complex128 else EXACT:
             assert found[name] == wanted[name], (name, value.dtype, value.shape, found, wanted)
-        if flags & native.CRC:
+        if flags & measuring.CRC:
             assert found["crc"] == wanted["crc"], (value.dtype, value.shape)
-        if flags & native.STATS:
+        if flags & measuring.STATS:
             size = max(abs(float(wanted["norm"])), 5e-324) * max(1.0, value.numel() ** 0.5)
             assert abs(found["sum"] - wanted["sum"]) <= 2e-7 * size, (value.dtype, value.shape, found, wanted)
             assert found["norm"] == pytest.approx(wanted["norm"], rel=3e-7, abs=0)
-        if flags & native.SKETCH:
-            sketch = np.frombuffer(raw, dtype=np.float32, offset=native.ROW.itemsize)
+        if flags & measuring.SKETCH:
+            sketch = np.frombuffer(raw, dtype=np.float32, offset=measuring.ROW.itemsize)
             assert np.abs(sink.sketches[number] - sketch).max() <= 1e-6 * max(float(np.abs(sketch).max()), 1e-45)
 
 
@@ -131,7 +131,7 @@ def test_zeros_of_both_signs_and_denormals_are_told_apart(way: str, dtype: torch
     "dtype", [torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool], ids=str
 )
 @pytest.mark.parametrize(
-    "flags", [FLAGS, native.STATS | native.SKETCH, native.STATS], ids=["all", "sketch", "statistics"]
+    "flags", [FLAGS, measuring.STATS | measuring.SKETCH, measuring.STATS], ids=["all", "sketch", "statistics"]
 )
 def test_every_layout_at_every_place(way: str, dtype: torch.dtype, shift: int, flags: int) -> None:
     block = numbers(7 * 12 * 33 * 6, dtype).reshape(7, 12, 33, 6)
@@ -161,7 +161,7 @@ def test_large_tensors_with_zeros_and_what_is_hardly_one(way: str, dtype: torch.
     value[5::91] = -0.0
     value[7::89] = torch.finfo(dtype).smallest_normal / 4
     check(way, [value, value.abs() + 1, torch.zeros_like(value)])
-    for place, flags in ((size // 2, FLAGS), (size - 300, native.STATS), (7_000, FLAGS | native.CRC)):
+    for place, flags in ((size // 2, FLAGS), (size - 300, measuring.STATS), (7_000, FLAGS | measuring.CRC)):
         value[place] = float("inf")
         check(way, [value], flags)
 
@@ -173,7 +173,7 @@ def test_squares_that_leave_float32_do_not_spoil_the_norm(way: str, scale: float
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
 def test_squares_that_leave_float64_do_not_spoil_the_norm(way: str, scale: float) -> None:
-    check(way, [numbers(5000, torch.float64) * scale], native.STATS)
+    check(way, [numbers(5000, torch.float64) * scale], measuring.STATS)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_tensors_that_lie_in_runs_are_read_in_row_major_order(way: str, layout: 
         odd[place], odd[place + 1], odd[place + 2] = float("nan"), float("inf"), float("-inf")
     check(way, [value, RUNS[layout](odd), tiny])
     if way == "cuda":  # other kernels
-        check(way, [value], native.STATS | native.SKETCH)
-        check(way, [value], native.STATS)
+        check(way, [value], measuring.STATS | measuring.SKETCH)
+        check(way, [value], measuring.STATS)
 
 
 def test_dividing_by_a_size_is_multiplying_and_shifting() -> None:
@@ -281,15 +281,15 @@ def test_float8_is_measured(way: str, dtype: torch.dtype) -> None:
 def test_the_checksum_is_the_crc_of_the_bits(way: str, dtype: torch.dtype) -> None:
     values = [numbers(size, torch.float32).to(dtype) for size in (1, 3, 5, 256, 4097, 70_001, 2_500_003)]
     values += [values[-1][1:], values[5][:70_000].reshape(7, 10_000).t()]
-    check(way, values, native.STATS | native.CRC | native.SKETCH)
-    check(way, values[:3], native.CRC)
+    check(way, values, measuring.STATS | measuring.CRC | measuring.SKETCH)
+    check(way, values[:3], measuring.CRC)
 
 
 def test_more_tensors_than_a_batch_holds_come_back_in_order(way: str) -> None:
     values = [torch.tensor([float(number)]) for number in range(1500)]
-    sink = measured(way, values, native.STATS)
+    sink = measured(way, values, measuring.STATS)
     assert [float(sink.rows[number]["sum"]) for number in range(1500)] == [float(number) for number in range(1500)]
-    check(way, [numbers(2_000_000, torch.bfloat16, seed) for seed in range(3)], native.STATS)
+    check(way, [numbers(2_000_000, torch.bfloat16, seed) for seed in range(3)], measuring.STATS)
 
 
 def test_equal_bits_give_equal_sketches(way: str) -> None:
@@ -302,7 +302,7 @@ def test_equal_bits_give_equal_sketches(way: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_no_memory_grows_with_the_tensors() -> None:
-    gauge = CudaGauge(Rows(), torch.device("cuda", 0), native.STATS | native.SKETCH)  # type: ignore[arg-type]
+    gauge = CudaGauge(Rows(), torch.device("cuda", 0), measuring.STATS | measuring.SKETCH)  # type: ignore[arg-type]
     small, large = (torch.ones(1 << bits, dtype=torch.bfloat16, device="cuda") for bits in (21, 29))
     taken = []
     for value in (small, large):
@@ -315,7 +315,7 @@ def test_no_memory_grows_with_the_tensors() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_more_streams_than_there_are_batches_take_turns_without_taking_more_memory() -> None:
     sink = Rows()
-    gauge = CudaGauge(sink, torch.device("cuda", 0), native.STATS)  # type: ignore[arg-type]
+    gauge = CudaGauge(sink, torch.device("cuda", 0), measuring.STATS)  # type: ignore[arg-type]
     streams = [torch.cuda.Stream() for _ in range(6)]
     values = [torch.full((1000,), float(number), device="cuda") for number in range(60)]
     torch.cuda.synchronize()

@@ -14,7 +14,7 @@ import json, pathlib, sys, torch, torch_npu, ulpscope
 import torch.nn.functional as F
 from torch import nn
 from ulpscope.frameworks.torch.api_runner import ApiRunner
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 from ulpscope.replay.noise import Noise, NoiseConfig
 from ulpscope.replay.precheck import Plan, check_dump
 from ulpscope.replay.standards import Status

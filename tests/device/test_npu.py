@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 import ulpscope
 from device.fakenpu import run
-from ulpscope.errors import CaptureError, ConfigError
 from ulpscope.frameworks.torch.npu import VendorKernelDump, npu_of_process
+from ulpscope.model.errors import CaptureError, ConfigError
 
 AclConfig = Callable[..., Path]
 
@@ -32,7 +32,7 @@ def bits(tensor):
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes().hex()
 
 def calls(folder):
-    return [ulpscope.naming.call_text(call.id) for call in ulpscope.open_dump(folder).calls()]
+    return [ulpscope.model.names.call_text(call.id) for call in ulpscope.open_dump(folder).calls()]
 """
 
 DEVICE = (
@@ -383,7 +383,7 @@ texts = []
 for below in ("Functional.linear.0.backward", "Module.fc.Linear.forward.0"):
     try:
         ulpscope.Capture(sys.argv[1], level="kernel", below=below, acl_config=sys.argv[2]).start()
-    except ulpscope.errors.ConfigError as error:
+    except ulpscope.model.errors.ConfigError as error:
         texts.append(str(error))
 print(json.dumps([texts, os.path.exists(sys.argv[1])]))
 """,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import ulpscope
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 
 STEPS = 3
 LEVELS = ("module", "op", "mix", "kernel")

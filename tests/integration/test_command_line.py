@@ -18,7 +18,7 @@ from builders import DumpBuilder
 from ulpscope.cli.main import cli, main
 from ulpscope.compat.msprobe.command import main as msprobe
 from ulpscope.compat.ptdbg_ascend.shell import main as parse
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 
 TRAIN = """
 import torch, torch.nn.functional as F

@@ -13,7 +13,7 @@ import pytest
 
 import ulpscope
 from integration.runs import LEVELS, assert_same, whole_dumps
-from ulpscope.naming import call_text, slot_text
+from ulpscope.model.names import call_text, slot_text
 
 pytestmark = pytest.mark.distributed
 WORKER = Path(__file__).with_name("distributed_worker.py")

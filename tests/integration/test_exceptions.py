@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import ulpscope
 from integration.runs import LEVELS
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 
 
 class Trouble(Exception):

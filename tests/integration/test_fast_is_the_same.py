@@ -10,9 +10,9 @@ import torch
 import ulpscope
 from integration.runs import Build, seed
 from integration.test_models_unchanged import PROGRAMS
-from ulpscope import taps
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Value
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Value
+from ulpscope.native import taps
 
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 

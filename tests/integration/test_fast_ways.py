@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ulpscope import taps
 from ulpscope.frameworks.torch import internals
+from ulpscope.native import taps
 
 pytestmark = pytest.mark.skipif(
     taps.C is None or internals.native() != "full", reason="the C part is not there or asks Python"
@@ -26,7 +26,7 @@ OF_EXTENSIONS = {"foreign_calls"}
 MODEL = """
 import atexit, json, os, sys, torch
 from torch import nn
-from ulpscope import taps
+from ulpscope.native import taps
 atexit.register(lambda: open(os.environ["WAYS"], "w").write(json.dumps(taps.C.ways())))
 torch.manual_seed(0)
 class Block(nn.Module):

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import ulpscope
 from integration.runs import LEVELS
-from ulpscope import taps
 from ulpscope.frameworks.torch import internals
+from ulpscope.native import taps
 
 # As pybind11 makes it: a function that says what it takes. It finds the memory by itself, as a C++ caster does.
 SOURCE = r"""

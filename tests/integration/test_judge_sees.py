@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ulpscope
 from ulpscope.frameworks.torch import internals
-from ulpscope.store.ledger import LedgerWriter, find_ledgers, ledger_path, process_path, read_ledger, settle
+from ulpscope.store.ledger_file import LedgerWriter, find_ledgers, ledger_path, process_path, read_ledger, settle
 
 BEGIN = """
 import os, sys, threading, torch

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import ulpscope
-from ulpscope.records import CallRecord, Role, Value
-from ulpscope.store.reader import Dump
+from ulpscope.model.records import CallRecord, Role, Value
+from ulpscope.store.dump import Dump
 
 
 def llama() -> torch.nn.Module:

@@ -14,8 +14,8 @@ from torch import relu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
-from ulpscope import taps
-from ulpscope.naming import call_text, slot_text
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.native import taps
 
 A = torch.tensor([1.0, 2.0, 3.0])
 I = torch.tensor([1, 2, 3])  # noqa: E741

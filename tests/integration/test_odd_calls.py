@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
 from integration.test_fast_is_the_same import recorded
-from ulpscope import taps
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
+from ulpscope.native import taps
 
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 

@@ -20,11 +20,11 @@ from builders import DumpBuilder
 from device.fakenpu import run as run_on_npu
 from integration.runs import LEVELS, assert_same, run_bare, run_captured
 from integration.test_models_unchanged import PROGRAMS
-from ulpscope.errors import OverflowStop
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Role
+from ulpscope.model.errors import OverflowStop
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Role
 from ulpscope.replay.overflow import Nature, overflow_of
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 HALF = torch.float16
 
@@ -411,7 +411,7 @@ def test_the_command_says_what_it_needs() -> None:
 
 ON_NPU = """
 import json, sys, fakenpu, torch, ulpscope
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 from ulpscope.replay.overflow import overflow_of
 """
 
@@ -441,8 +441,8 @@ LATE = (
     ON_NPU
     + """
 import pathlib, torch.nn.functional as F
-from ulpscope.naming import slot_text
-from ulpscope.errors import OverflowStop
+from ulpscope.model.names import slot_text
+from ulpscope.model.errors import OverflowStop
 torch.manual_seed(0)
 
 def kept(folder):

@@ -12,7 +12,7 @@ from torch import nn
 import ulpscope
 from integration.runs import Build, seed
 from integration.test_models_unchanged import PROGRAMS
-from ulpscope.naming import call_text, slot_text
+from ulpscope.model.names import call_text, slot_text
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch
 from builders import DumpBuilder
 from cann_files import MOMENT, Stored, file_name, to_nc1hwc0, write_kernel
 from ulpscope.cli.main import main
-from ulpscope.records import Phase
+from ulpscope.model.records import Phase
 
 VALUE = "Functional.linear.0.forward.output.0"
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import ulpscope
 from integration.runs import LEVELS, assert_same, frozen, seed, whole_dumps
 from torture.faults import Heard
-from ulpscope.records import CallRecord
+from ulpscope.model.records import CallRecord
 
 THREADS = 8
 ROUNDS = 5

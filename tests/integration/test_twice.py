@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
-from ulpscope import taps
 from ulpscope.cli.compare import compared
+from ulpscope.native import taps
 from ulpscope.report.outcome import Answer, Outcome
 
 DRAWN = random.SystemRandom()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import ulpscope
-from ulpscope import taps
 from ulpscope.frameworks.torch.unwritten import UNSURE
-from ulpscope.records import UNWRITTEN, Role
+from ulpscope.model.records import UNWRITTEN, Role
+from ulpscope.native import taps
 
 ZEROS = torch.zeros(4)
 

@@ -182,7 +182,7 @@ def _check_reading(out: Path, kind: str) -> None:
     if importlib.util.find_spec("ulpscope.store.formats.msprobe_reader") is None:
         pytest.skip("ulpscope.store.formats.msprobe_reader is not there yet")
     import ulpscope
-    from ulpscope.naming import call_text, slot_text
+    from ulpscope.model.names import call_text, slot_text
 
     written = rows(out)
     dump = ulpscope.open_dump(out)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ulpscope
 from integration.programs_layers import trained
 from integration.runs import Program
-from ulpscope.records import CallRecord, Value
+from ulpscope.model.records import CallRecord, Value
 
 
 def tensors_of(call: CallRecord, role: str) -> list[Value]:

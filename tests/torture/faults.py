@@ -22,7 +22,7 @@ import torch
 import ulpscope
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
 from ulpscope.compat.ptdbg_ascend.debugger import PrecisionDebugger as OlderDebugger
-from ulpscope.errors import UlpscopeError
+from ulpscope.model.errors import UlpscopeError
 from ulpscope.store import writer
 
 STEPS, CALLS, SIZE = 3, 5, 3000

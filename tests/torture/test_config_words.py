@@ -14,8 +14,8 @@ import torch
 import ulpscope
 from ulpscope.compat.msprobe.config import load_config
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
-from ulpscope.config import capture_config, read_config_file
-from ulpscope.errors import ConfigError, UlpscopeError
+from ulpscope.model.errors import ConfigError, UlpscopeError
+from ulpscope.model.options import capture_config, read_config_file
 
 PROMISE = "as asked, or one clear error"
 case = pytest.mark.case

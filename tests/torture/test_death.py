@@ -25,7 +25,7 @@ from integration.test_threads_and_forks import in_fork
 from torture.faults import Heard
 from torture.killing import check, killed, record
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
-from ulpscope.errors import CaptureError, UlpscopeError
+from ulpscope.model.errors import CaptureError, UlpscopeError
 from ulpscope.store import writer
 
 PROMISE = "nothing is lost"

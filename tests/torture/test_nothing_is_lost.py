@@ -19,7 +19,7 @@ import ulpscope
 from integration.runs import LEVELS, assert_same, frozen, seed, whole_dumps
 from integration.test_threads_and_forks import in_fork, in_threads
 from ulpscope.compat.msprobe.debugger import PrecisionDebugger
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 from ulpscope.store import writer
 
 PROMISE = "nothing is lost"

@@ -16,9 +16,9 @@ from torch import nn
 
 import ulpscope
 from integration.runs import LEVELS
-from ulpscope import taps
 from ulpscope.frameworks import threads
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
+from ulpscope.native import taps
 
 PROMISE = "the run is not changed"
 case = pytest.mark.case
@@ -77,7 +77,7 @@ def test_garbage_may_call_a_model_wherever_it_is_collected(tmp_path: Path, seed:
 WRITERS_GARBAGE = """
 import os, sys, threading, torch, ulpscope
 from torch import nn
-from ulpscope.own_threads import is_own
+from ulpscope.model.background import is_own
 
 model, x, ending, called, replace = nn.Linear(3, 3), torch.ones(4), threading.Event(), threading.Event(), os.replace
 

@@ -23,7 +23,7 @@ from integration.runs import LEVELS, whole_dumps
 from integration.test_threads_and_forks import in_fork
 from torture.faults import Heard
 from torture.killing import check, killed
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
 
 PROMISE = "nothing is lost"
 case = pytest.mark.case

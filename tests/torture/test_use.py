@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import ulpscope
 from integration.runs import LEVELS, whole_dumps
 from integration.test_threads_and_forks import in_fork
-from ulpscope.errors import CaptureError
-from ulpscope.naming import call_text
+from ulpscope.model.errors import CaptureError
+from ulpscope.model.names import call_text
 
 PROMISE = "as asked, or one clear error"
 case = pytest.mark.case

@@ -29,8 +29,8 @@ from cann_files import (
     varint,
     write_kernel,
 )
-from ulpscope.dtypes import bits_from, values_from
-from ulpscope.errors import DumpError
+from ulpscope.model.dtypes import bits_from, values_from
+from ulpscope.model.errors import DumpError
 from ulpscope.store.formats.cann import KernelName, kernel_files, kernel_name, read_kernel
 from ulpscope.store.formats.cann_layouts import logical
 

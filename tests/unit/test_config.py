@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ulpscope.config import CaptureConfig, capture_config, numbers, read_config_file
-from ulpscope.errors import ConfigError
-from ulpscope.records import Level, Phase, Role
+from ulpscope.model.errors import ConfigError
+from ulpscope.model.options import CaptureConfig, capture_config, numbers, read_config_file
+from ulpscope.model.records import Level, Phase, Role
 
 
 def test_options_are_read_into_types() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from ulpscope import native, taps
 from ulpscope.frameworks.torch.cuda_rows import (
     ABOUT,
     ANSWER,
@@ -19,6 +18,7 @@ from ulpscope.frameworks.torch.cuda_rows import (
     plain_rows_of,
     rows_of,
 )
+from ulpscope.native import measuring, taps
 
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 
@@ -39,7 +39,7 @@ def answers(count: int, flags: int) -> tuple[Any, Any]:
     about["flags"] = flags
     about["sketch"] = (
         np.where(random.random(count) < 0.8, BUCKETS, random.integers(0, BUCKETS, count))
-        if flags & native.SKETCH
+        if flags & measuring.SKETCH
         else 0
     )
     about["zeros"] = random.integers(0, 1 << 32, count)
@@ -57,11 +57,11 @@ def answers(count: int, flags: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     "flags",
     [
-        native.STATS,
-        native.STATS | native.SKETCH,
-        native.STATS | native.CRC,
-        native.CRC,
-        native.STATS | native.SKETCH | native.CRC,
+        measuring.STATS,
+        measuring.STATS | measuring.SKETCH,
+        measuring.STATS | measuring.CRC,
+        measuring.CRC,
+        measuring.STATS | measuring.SKETCH | measuring.CRC,
     ],
 )
 @pytest.mark.parametrize("count", [1, 2, 700])
@@ -76,7 +76,7 @@ def test_rows_are_the_same_in_c_and_in_python(count: int, flags: int) -> None:
 
 def test_what_does_not_agree_is_refused() -> None:
     assert taps.C is not None
-    words, about = answers(3, native.STATS | native.SKETCH)
+    words, about = answers(3, measuring.STATS | measuring.SKETCH)
     for there, rows, sketches in ((words[:2], 3, 3), (words, 2, 3), (words, 3, 1)):
         with pytest.raises(ValueError, match="do not agree"):
             taps.C.rows_of(there, about, Room(rows).rows, Room(sketches).sketches)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ulpscope
-from ulpscope import taps
 from ulpscope.frameworks.torch import direct, internals
+from ulpscope.native import taps
 
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 
@@ -143,7 +143,7 @@ def test_without_the_graph_the_same_is_recorded(tmp_path: Path, level: str) -> N
     assert not taps.C.learn_graph([(value, sequence + 1, children) for value, sequence, children in direct.nodes()])
     slow = recorded("slow")
     assert fast == slow
-    assert any(call_id.phase is ulpscope.records.Phase.BACKWARD for call_id, _ in fast)
+    assert any(call_id.phase is ulpscope.model.records.Phase.BACKWARD for call_id, _ in fast)
 
 
 @pytest.mark.parametrize("level", ["op", "mix"])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ulpscope import native
+from ulpscope.native import measuring
 from ulpscope.store import frames
 from ulpscope.store.frames import PlainFrames, plain_file_frames
 
@@ -35,7 +35,7 @@ calls = st.lists(
 def patch(numbers: Iterable[int]) -> tuple[Any, Any]:
     """What became known of rows, which have four bytes of sketch each."""
     which = np.array(list(numbers), dtype=np.uint32)
-    rows = np.zeros(len(which), dtype=native.ROW)
+    rows = np.zeros(len(which), dtype=measuring.ROW)
     rows["numel"] = which
     rows["sketch_offset"] = 4 * np.arange(len(which))
     return which, rows
@@ -148,7 +148,7 @@ def test_thousands_of_pieces_are_filed() -> None:
     assert (answer, contents) == filed(plain_file_frames, data)
     assert answer == (len(data), 3000 * 112)
     assert contents[0].split() == [b"%d" % number for number in range(3000)]
-    patched = np.frombuffer(contents[1], dtype=native.ROW)[1:3]
+    patched = np.frombuffer(contents[1], dtype=measuring.ROW)[1:3]
     assert list(patched["numel"]) == [1, 2]
     assert list(patched["sketch_offset"]) == [12_000, 12_004]
     assert contents[2].endswith(b"yyyy")
@@ -228,7 +228,7 @@ def test_an_interruption_while_rows_are_filled_in_shifts_no_sketch(kind: Any) ->
     head = int.from_bytes(side.memory[16:24], "little")
     _, contents = filed(plain_file_frames, bytes(side.memory[_DATA : _DATA + head]))
     assert contents[2] == b"yyyy"
-    assert np.frombuffer(contents[1], dtype=native.ROW)["sketch_offset"][0] == 0
+    assert np.frombuffer(contents[1], dtype=measuring.ROW)["sketch_offset"][0] == 0
     side.frames.attach(None)
 
 

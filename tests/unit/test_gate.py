@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ulpscope import taps
+from ulpscope.native import taps
 
 pytestmark = pytest.mark.skipif(taps.C is None, reason="the extension was not built")
 

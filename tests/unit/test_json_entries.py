@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.store.formats.json_entries import JsonEntries
 
 _numbers = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-3, 9), st.floats())

@@ -18,9 +18,9 @@ from msprobe_files import call, floats, tensor, write_elements, write_json
 from ulpscope.cli.main import cli
 from ulpscope.compat.msprobe.command import main as msprobe
 from ulpscope.compat.torch_npu_hooks.tools import compare as hooks
-from ulpscope.errors import DumpError
-from ulpscope.naming import call_text
-from ulpscope.store.reader import open_dump
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text
+from ulpscope.store.registry import open_dump
 
 NAME = "Torch.mul.0.forward"
 

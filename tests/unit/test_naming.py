@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ulpscope.naming import call_text, parse_call, slot_text
-from ulpscope.records import CallId, Phase, Role, Slot
+from ulpscope.model.names import call_text, parse_call, slot_text
+from ulpscope.model.records import CallId, Phase, Role, Slot
 
 NAMES = {
     "Functional.conv2d.1.forward": CallId("Functional", "conv2d", 1, Phase.FORWARD),

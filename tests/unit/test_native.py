@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from ulpscope import native, native_fallback
 from ulpscope.frameworks.torch import cuda_tables
+from ulpscope.native import measuring, measuring_fallback
 
 try:
-    from ulpscope import _native
+    from ulpscope.native import _measure
 
-    MODULES = [_native, native_fallback]
+    MODULES = [_measure, measuring_fallback]
 except ImportError:
-    MODULES = [native_fallback]
+    MODULES = [measuring_fallback]
 
 DTYPES = [
     torch.float32,
@@ -51,7 +51,7 @@ FLOAT8 = DTYPES[16:]
 SIGNED = {torch.int8, torch.int16, torch.int32, torch.int64}
 UNSIGNED = {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 SIZES = [0, 1, 2, 255, 256, 257, 1000, 4097, 70000]
-EVERYTHING = native.STATS | native.CRC | native.SKETCH
+EVERYTHING = measuring.STATS | measuring.CRC | measuring.SKETCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__.rpartition(".")[2])
@@ -103,7 +103,7 @@ def measure(module: ModuleType, tensor: torch.Tensor, flags: int = EVERYTHING):
     shape, stride = arguments(tensor)
     code = DTYPES.index(tensor.dtype)
     data = module.measure(tensor.data_ptr(), code, shape, stride, flags, 11, 22, 33)
-    return np.frombuffer(data, native.ROW, 1)[0], np.frombuffer(data, "<f4", offset=112)
+    return np.frombuffer(data, measuring.ROW, 1)[0], np.frombuffer(data, "<f4", offset=112)
 
 
 def flattened(tensor: torch.Tensor) -> torch.Tensor:
@@ -150,7 +150,7 @@ def naive_sketch(parts: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("group", [0, 1, 2, 31, 32, 33, 1000, (1 << 20) + 7, (1 << 32) + 5, (1 << 40) + 3])
 def test_turns_and_flips_are_those_of_the_definition(group: int) -> None:
     first = 256 * group
-    ways = [tuple(part.tolist() for part in native_fallback.sketch_turns(first, 256))]
+    ways = [tuple(part.tolist() for part in measuring_fallback.sketch_turns(first, 256))]
     ways.append(tuple(part.tolist() for part in cuda_tables._turns(first, 256, torch.device("cpu"))))
     group &= 0xFFFFFFFF
     turns = [(53 * (place ^ place >> 4) + ((group * 0x9E3779B1 & 0xFFFFFFFF) >> 24)) & 255 for place in range(256)]
@@ -223,7 +223,7 @@ def test_extension_and_fallback_agree_exactly_but_for_sums(code):
     for layout in LAYOUTS.values():
         tensor = layout(random_bits(DTYPES[code]), 5000)
         rows = [measure(module, tensor)[0] for module in MODULES]
-        for field in native.ROW.names:
+        for field in measuring.ROW.names:
             if field not in ("sum", "norm"):
                 assert rows[0][field] == rows[1][field], field
         shape, stride = arguments(tensor)
@@ -313,9 +313,9 @@ def test_what_was_not_asked_for_is_absent(module):
     for flags in range(8):
         row, sketch = measure(module, tensor, flags)
         assert row["kind"] == flags
-        assert (row["numel"], len(sketch)) == (599, 256 if flags & native.SKETCH else 0)
-        assert limits(row)[0] == (599.0 if flags & native.STATS else 0.0)
-        assert row["crc"] == (zlib.crc32(logical_bytes(tensor)) if flags & native.CRC else 0)
+        assert (row["numel"], len(sketch)) == (599, 256 if flags & measuring.SKETCH else 0)
+        assert limits(row)[0] == (599.0 if flags & measuring.STATS else 0.0)
+        assert row["crc"] == (zlib.crc32(logical_bytes(tensor)) if flags & measuring.CRC else 0)
 
 
 @each_module
@@ -380,7 +380,7 @@ def test_zeros_of_different_lengths_and_swapped_stripes_have_different_fingerpri
 
 
 def estimate(module: ModuleType, reference: torch.Tensor, target: torch.Tensor) -> float:
-    return native.sketch_relative_l2(measure(module, reference)[1], measure(module, target)[1])
+    return measuring.sketch_relative_l2(measure(module, reference)[1], measure(module, target)[1])
 
 
 @each_module
@@ -410,10 +410,10 @@ def test_a_sketch_tells_the_relative_difference_within_a_quarter(module, dtype):
 
 def test_sketches_that_cannot_be_compared_give_nan_and_zeros_are_equal():
     zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
-    assert math.isnan(native.sketch_relative_l2(zeros, np.zeros(5, np.float32)))
-    assert native.sketch_relative_l2(zeros, zeros) == 0.0
-    assert native.sketch_relative_l2(zeros, ones) == math.inf
-    assert native.sketch_relative_l2(ones, zeros) == 1.0
+    assert math.isnan(measuring.sketch_relative_l2(zeros, np.zeros(5, np.float32)))
+    assert measuring.sketch_relative_l2(zeros, zeros) == 0.0
+    assert measuring.sketch_relative_l2(zeros, ones) == math.inf
+    assert measuring.sketch_relative_l2(ones, zeros) == 1.0
 
 
 @each_module
@@ -456,7 +456,7 @@ def test_arguments_that_describe_no_tensor_are_refused(module):
 @pytest.mark.skipif(len(MODULES) < 2, reason="the extension is not built")
 def test_a_float32_row_is_the_same_whatever_the_instruction_set():
     program = (
-        "import numpy as np; from ulpscope import _native as n;"
+        "import numpy as np; from ulpscope.native import _measure as n;"
         "x = np.sin(np.arange(70001.0)).astype('f4'); x[999] = np.nan;"
         "print(n.measure(x.ctypes.data, 0, x.shape, None, 7, 0, 0, 0).hex())"
     )
@@ -476,7 +476,7 @@ def test_the_kernels_are_those_that_the_system_says_this_processor_has():
     best = "base"
     if flags >= {"avx2", "fma", "f16c"}:
         best = "avx512" if flags >= {"avx512f", "avx512bw", "avx512dq", "avx512vl"} else "avx2"
-    program = "from ulpscope import _native, _pairs; print(_native.ISA, _pairs.ISA)"
+    program = "from ulpscope.native import _measure, _pairs; print(_measure.ISA, _pairs.ISA)"
     for wish, expected in (
         ("", best),
         ("base", "base"),

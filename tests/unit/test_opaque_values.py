@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import ulpscope
-from ulpscope import taps
 from ulpscope.frameworks.torch.tensors import is_opaque, leaves, scalar
+from ulpscope.native import taps
 
 
 class Plain:

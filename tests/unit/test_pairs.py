@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ulpscope import pairs, pairs_fallback
+from ulpscope.native import pairs, pairs_fallback
 
 try:
-    from ulpscope import _pairs
+    from ulpscope.native import _pairs
 
     MODULES = [_pairs, pairs_fallback]
 except ImportError:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ulpscope.dtypes import DTYPES, dtype_named, values_from
-from ulpscope.errors import DumpError
-from ulpscope.records import Stats
+from ulpscope.model.dtypes import DTYPES, dtype_named, values_from
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import Stats
 
 CASES = [
     [1.0, -2.0, 0.0],

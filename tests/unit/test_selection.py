@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ulpscope.capture.selection import Selection
-from ulpscope.config import capture_config
-from ulpscope.records import Phase, Role
+from ulpscope.model.options import capture_config
+from ulpscope.model.records import Phase, Role
 
 CALLS = [
     ("Functional", "relu", 0),

@@ -8,7 +8,7 @@ from pathlib import Path
 import openpyxl
 import pytest
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.report.csv import write_csv
 from ulpscope.report.table import Sheet
 from ulpscope.report.xlsx import write_xlsx

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ulpscope.dtypes import Array
+from ulpscope.model.dtypes import Array
 
 _EXPLAINED = (0.8, 1.25)
 _BENT = 0.5

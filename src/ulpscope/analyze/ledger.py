@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ulpscope.analyze.limits import LOW, ONE_BY_ONE, STEPWISE, UNITS, Limit, limit
 from ulpscope.analyze.told import Key, keyed, told_differently
-from ulpscope.store.ledger import Exchange, Measure, Row
+from ulpscope.store.ledger_file import Exchange, Measure, Row
 
 # Moved values are equal: what is left is the rounding of the sketches themselves, which are sums in float64.
 _MOVED = 1e-4

@@ -1,6 +1,6 @@
 """What rounding explains: limits for the error of one call, from dtype, operator and length of its sums.
 
-Units are those of `store.ledger.Measure`. A result that is rounded once and to nearest has a root mean square below 0.58
+Units are those of `store.ledger_file.Measure`. A result that is rounded once and to nearest has a root mean square below 0.58
 and no element above 1. The limits leave room for other but correct kernels: other orders of summation, up to four
 partial sums in the working precision, approximations that are off by a unit or two.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ulpscope.store.ledger import Measure, Row
+from ulpscope.store.ledger_file import Measure, Row
 
 # Unit round-off: half the distance of 1 to the next number.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ulpscope.errors import DumpError
 from ulpscope.findings.exchange import KIND
-from ulpscope.records import CallId, CallRecord, Phase, Role, Slot, Value
-from ulpscope.store.reader import Dump
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value
+from ulpscope.store.dump import Dump
 
 # Exchanges after which all members hold the same.
 _SHARING = frozenset(

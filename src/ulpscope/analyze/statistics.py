@@ -16,11 +16,11 @@ from ulpscope.compare.comparison import Comparison, Evidence
 from ulpscope.findings import model as seen
 from ulpscope.findings.model import Divergence, Status
 from ulpscope.findings.ranks import Origin
-from ulpscope.naming import OPTIMIZER, call_text
-from ulpscope.records import CallId, CallRecord, Phase, Role, Value
-from ulpscope.store.ledger import Measure, Row
-from ulpscope.store.places import op_of, place_of
-from ulpscope.store.reader import Dump
+from ulpscope.model.names import OPTIMIZER, call_text
+from ulpscope.model.records import CallId, CallRecord, Phase, Role, Value
+from ulpscope.store.call_site import op_of, place_of
+from ulpscope.store.dump import Dump
+from ulpscope.store.ledger_file import Measure, Row
 
 _VERDICTS = {
     Status.IDENTICAL: Verdict.IDENTICAL,

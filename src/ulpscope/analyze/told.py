@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ulpscope.analyze.limits import UNITS
-from ulpscope.store.ledger import Leaf, Row
+from ulpscope.store.ledger_file import Leaf, Row
 
 Key = tuple[int, int, str, str, str, int]
 Told = tuple[Row, str, float]

@@ -15,8 +15,8 @@ from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
 from ulpscope.frameworks.base import Forward, Measurer, OpenCall, Shared, ThreadState
 from ulpscope.frameworks.threads import Threads
-from ulpscope.own_threads import is_own
-from ulpscope.records import PathStep, Phase, Role
+from ulpscope.model.background import is_own
+from ulpscope.model.records import PathStep, Phase, Role
 from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, VALUE_FIELDS
 from ulpscope.store.writer import DumpWriter
 

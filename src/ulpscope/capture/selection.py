@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ulpscope.config import CaptureConfig
-from ulpscope.naming import KINDS, MODULE, OPTIMIZER, call_text, is_within
-from ulpscope.records import CallId, Phase, Role
+from ulpscope.model.names import KINDS, MODULE, OPTIMIZER, call_text, is_within
+from ulpscope.model.options import CaptureConfig
+from ulpscope.model.records import CallId, Phase, Role
 
 Numbers = tuple[int | tuple[int, int], ...]
 

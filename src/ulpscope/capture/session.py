@@ -24,16 +24,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from ulpscope import parts, taps
 from ulpscope.capture.folder import absolute, claim, make_folder, token_of
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.sieve import OverflowSieve
-from ulpscope.capture.surroundings import surroundings
+from ulpscope.capture.surroundings import Environment
 from ulpscope.capture.vendor import is_below, vendor_dump
 from ulpscope.capture.watch import RUN_VARIABLE
-from ulpscope.config import CaptureConfig, capture_config
-from ulpscope.errors import CaptureError, FolderTakenError, NoRoomError, OverflowStop
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch import devices, internals, probe
@@ -41,9 +38,12 @@ from ulpscope.frameworks.torch.finiteness import TorchFiniteness
 from ulpscope.frameworks.torch.module_tap import ModuleNames
 from ulpscope.frameworks.torch.overflow_flag import overflow_flag
 from ulpscope.frameworks.torch.step_watch import StepWatch
-from ulpscope.naming import SAVED
-from ulpscope.records import Phase, Role
-from ulpscope.store import layout
+from ulpscope.model.errors import CaptureError, FolderTakenError, NoRoomError, OverflowStop
+from ulpscope.model.names import SAVED
+from ulpscope.model.options import CaptureConfig, capture_config
+from ulpscope.model.records import Phase, Role
+from ulpscope.native import parts, taps
+from ulpscope.store import run_folder
 from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
 
@@ -62,7 +62,7 @@ class Capture:
         if path is not None:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
-        self._config_json = layout.Fixed(self.config.as_json())
+        self._config_json = run_folder.Fixed(self.config.as_json())
         # The program may change its working folder; a run stays where it began.
         self.path = absolute(self.config.path)
         self.current_step = 0
@@ -82,7 +82,7 @@ class Capture:
         self.counts_on = False
         # In a forked child that has not started it again.
         self._is_inherited = False
-        self._environment: dict[str, Any] | None = None
+        self._environment = Environment()
         self._was_on = False
         self._claimed = False
         # Names that matched nothing, which is said once.
@@ -292,6 +292,7 @@ class Capture:
                 released=None if self.sieve is None else self.sieve.release,
             )
         if not self._writer.is_open and not self._writer.failure:
+            self._probe.modules.first_forward = self._environment.see_forward
             if eager:
                 self._open(eager=True)
             else:
@@ -366,12 +367,10 @@ class Capture:
         if not self._claimed:
             self._copy = claim(self.path, rank, self._run, overwrite=self.config.overwrite)
             self._claimed = True
-        if self._environment is None:
-            self._environment = layout.Fixed({**devices.environment(), **surroundings()})
         self._recorder.begin_step(anew=not self.counts_on)
         self._recorder.measurer.begin_step()
         while True:
-            folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
+            folder = run_folder.dump_folder(self.path, self.current_step, rank, self._copy)
             if folder not in self.dumps[-1:]:
                 self.dumps.append(folder)
             try:
@@ -400,6 +399,7 @@ class Capture:
         with self._at_work():
             self._recorder.measurer.finish_step()
             self._writer.close(self._manifest(state))
+            self._environment.end_step()
             self._tell(finished=True)
 
     def _tell(self, *, finished: bool) -> None:
@@ -415,13 +415,11 @@ class Capture:
 
     def _manifest(self, state: str) -> dict[str, Any]:
         rank, world = self._place()
-        if self._environment is not None and self._environment["seeds"] != devices.seeds():
-            self._environment = layout.Fixed({**self._environment, "seeds": devices.seeds()})
         lost = self._recorder.lost
         told = sorted(self._recorder.notes.items(), key=lambda note: note[0] == lost)  # why it is incomplete comes last
         notes = [text if count == 1 else f"{text} ({count} times)" for text, count in told]
         return {
-            "format": layout.FORMAT_VERSION,
+            "format": run_folder.FORMAT_VERSION,
             "framework": probe.NAME,
             "level": self.config.level.value,
             "step": self.current_step,
@@ -430,7 +428,7 @@ class Capture:
             "state": "incomplete" if lost is not None and state == "complete" else state,
             "run": self._run,
             "config": self._config_json,
-            "environment": self._environment,
+            "environment": self._environment.told(at_end=state != "open"),
             "notes": [*internals.LACKING, *notes],
             "counts": self._writer.counts,
             **({} if self._steps is None else {"stretches": self._steps.stretches}),
@@ -465,7 +463,7 @@ class Capture:
         # To let go of them could ask a device, which a child may not.
         self._of_parent = self._recorder, self._writer, self._probe
         self.started = False
-        self._environment = None
+        self._environment = Environment()
         self._claimed = False
         self.dumps = []
         ignored, sieve = self._recorder.ignored, self.sieve

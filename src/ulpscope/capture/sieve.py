@@ -18,14 +18,14 @@ from types import FrameType
 from typing import Any
 
 from ulpscope.capture.recorder import Recorder
-from ulpscope.errors import OverflowStop
 from ulpscope.frameworks.base import Forward, OpenCall, ThreadState
 from ulpscope.frameworks.torch.finiteness import TorchFiniteness
 from ulpscope.frameworks.torch.npu import KernelsOfOverflows
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_NAN, Answer
 from ulpscope.frameworks.torch.overflow_flag import OverflowFlag
-from ulpscope.naming import FILLS, MODULE, OPTIMIZER, call_text
-from ulpscope.records import CallId, PathStep, Phase, Role
+from ulpscope.model.errors import OverflowStop
+from ulpscope.model.names import FILLS, MODULE, OPTIMIZER, call_text
+from ulpscope.model.records import CallId, PathStep, Phase, Role
 
 Path = tuple[PathStep, ...]
 _COMMUNICATION, _KERNEL = "Distributed", "Aten"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.sieve import OverflowSieve
-from ulpscope.config import CaptureConfig
-from ulpscope.dtypes import DType
 from ulpscope.frameworks.base import OpenCall
 from ulpscope.frameworks.torch import npu
-from ulpscope.naming import call_text
-from ulpscope.records import CallId, Phase
-from ulpscope.store.formats.npy import read_npy
-from ulpscope.store.formats.pt import read_pt
+from ulpscope.model.dtypes import DType
+from ulpscope.model.names import call_text
+from ulpscope.model.options import CaptureConfig
+from ulpscope.model.records import CallId, Phase
+from ulpscope.store.files.npy import read_npy
+from ulpscope.store.files.pt import read_pt
 
 
 def is_below(asked: str) -> Callable[[OpenCall], bool]:

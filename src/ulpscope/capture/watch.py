@@ -18,8 +18,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
-from ulpscope.errors import OverflowStop
 from ulpscope.frameworks.building import is_building
+from ulpscope.model.errors import OverflowStop
 
 OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
 Begin = Callable[[dict[str, Any]], None]

@@ -16,16 +16,16 @@ from ulpscope.analyze.ledger import REPLAY, Judgement, Verdict, judge
 from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
 from ulpscope.cli.compare import compared
 from ulpscope.cli.launch import WithCommand, ending, launch
-from ulpscope.errors import CaptureError, DumpError
 from ulpscope.findings.model import Finding
+from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, counted, next_commands
 from ulpscope.report.outcome import Answer
 from ulpscope.report.panel import verdict_line
-from ulpscope.store.layout import find_dumps
-from ulpscope.store.ledger import Row, find_ledgers, is_begun, read_ledger, settle, unseen_beside
-from ulpscope.store.places import is_replayable
-from ulpscope.store.reader import Dump, open_dump, open_run
+from ulpscope.store.call_site import is_replayable
+from ulpscope.store.dump import Dump
+from ulpscope.store.ledger_file import Row, find_ledgers, is_begun, read_ledger, settle, unseen_beside
+from ulpscope.store.registry import find_dumps, open_dump, open_run
 
 _NOTHING = 4
 

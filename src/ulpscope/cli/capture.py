@@ -13,10 +13,10 @@ import click
 
 from ulpscope.capture.watch import OPTIONS_VARIABLE
 from ulpscope.cli.launch import NOTHING, run
-from ulpscope.config import CaptureConfig, capture_config, read_config_file
-from ulpscope.errors import CaptureError, DumpError
-from ulpscope.store.layout import find_places
-from ulpscope.store.reader import Dump
+from ulpscope.model.errors import CaptureError, DumpError
+from ulpscope.model.options import CaptureConfig, capture_config, read_config_file
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import find_folders, open_dump
 from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
 
@@ -95,7 +95,7 @@ def _clear(run: Path, overwrite: bool) -> None:
         return
     if not run.is_dir():
         raise CaptureError(f"{run} is a file; -o needs a folder")
-    places = find_places(run)
+    places = find_folders(run)
     if places and not overwrite:
         raise CaptureError(f"{run} holds an earlier capture; choose another folder, or add --overwrite to replace it")
     for place in places:
@@ -115,7 +115,7 @@ def _refuse_unusable(run: Path, config: CaptureConfig) -> None:
 
 def _report(run: Path, *, some: bool, quiet: bool) -> int:
     """Says what there is, and what is wrong with it; returns how many calls there are."""
-    dumps = [Dump(place.folder) for place in find_places(run)] if run.exists() else []
+    dumps = [open_dump(place.folder) for place in find_folders(run)] if run.exists() else []
     calls = sum(len(dump) for dump in dumps)
     steps, ranks = len({dump.manifest.step for dump in dumps}), len({dump.manifest.rank for dump in dumps})
     if calls and not quiet:

@@ -11,10 +11,10 @@ import click
 
 from ulpscope.analyze.chaos import FEWEST, Origin, place
 from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
-from ulpscope.errors import CaptureError, DumpError
+from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.replay.drift_watch import DRIFT_VARIABLE
 from ulpscope.report.chaos import chaos_json, chaos_lines
-from ulpscope.store.tracks import Track, read_tracks
+from ulpscope.store.loss_curve import Track, read_tracks
 
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")

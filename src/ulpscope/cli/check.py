@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-from ulpscope.errors import did_you_mean
+from ulpscope.model.errors import did_you_mean
 
 # check -> what --help says about it; `check_NAME.py` beside this file has a command NAME.
 CHECKS = {

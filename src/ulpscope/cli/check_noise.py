@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
 from ulpscope.replay.noise_watch import NOISE_VARIABLE
 from ulpscope.report.noise import noise_lines
 from ulpscope.store.noise import OWN_FILE, read_rows

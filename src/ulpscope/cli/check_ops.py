@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ulpscope.errors import ConfigError, DumpError
+from ulpscope.model.errors import ConfigError, DumpError
 from ulpscope.replay.results import CallResult, OutputResult
-from ulpscope.store.reader import Dump, open_run
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_run
 
 if TYPE_CHECKING:
     from ulpscope.replay.precheck import Plan

@@ -12,11 +12,11 @@ import click
 
 from ulpscope.capture.watch import OPTIONS_VARIABLE
 from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
-from ulpscope.config import capture_config
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
+from ulpscope.model.options import capture_config
 from ulpscope.report.overflow import overflow_json, overflow_lines, summary_line
-from ulpscope.store.layout import find_places
-from ulpscope.store.reader import Dump, open_run
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import find_folders, open_run
 
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
@@ -56,11 +56,11 @@ def overflow(
         sys.exit(_tell(Path(run), open_run(Path(run)), form, quiet))
     with tempfile.TemporaryDirectory(prefix="ulpscope-check-") as scratch:
         folder = Path(output or scratch).resolve()
-        if output is not None and folder.is_dir() and find_places(folder):
+        if output is not None and folder.is_dir() and find_folders(folder):
             raise CaptureError(f"{output} holds an earlier run; choose another folder")
         options = {"path": str(folder), "overflows": number, "poles": poles, "level": level, "sketch": False}
         ended = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
-        code = _tell(folder, open_run(folder) if folder.is_dir() and find_places(folder) else [], form, quiet)
+        code = _tell(folder, open_run(folder) if folder.is_dir() and find_folders(folder) else [], form, quiet)
         sys.exit(CUT if ended and code != 1 else code)
 
 

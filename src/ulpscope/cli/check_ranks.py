@@ -10,7 +10,7 @@ import click
 
 from ulpscope.analyze.replicas import Groups, agreement
 from ulpscope.report.replicas import replica_json, replica_lines
-from ulpscope.store.reader import open_run
+from ulpscope.store.registry import open_run
 
 _NOTHING = 4
 

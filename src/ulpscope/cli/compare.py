@@ -18,12 +18,13 @@ from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
+from ulpscope.compare.settings import manifest_differences
 from ulpscope.compare.values import Values
-from ulpscope.errors import DumpError
 from ulpscope.findings.advice import Advice, advise
 from ulpscope.findings.divergence import Search
 from ulpscope.findings.ranks import explain_later, origin
-from ulpscope.records import CallRecord, Frame
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
 from ulpscope.report.outcome import Outcome, UnitOutcome
 from ulpscope.report.outcome_json import outcome_json
@@ -31,8 +32,9 @@ from ulpscope.report.panel import Page, near, page_of
 from ulpscope.report.rows import COLUMNS, rows_of
 from ulpscope.report.table import Sheet
 from ulpscope.report.xlsx import write_xlsx
-from ulpscope.store.layout import write_json
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
+from ulpscope.store.run_folder import write_json
 
 
 @click.command()
@@ -157,7 +159,7 @@ def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
     endings = [f"{dump.folder}: {dump.ending}" for dump in (reference, target) if dump.ending != "complete"]
     endings += _other_calls(reference, target)
     missing = (len(reference.missing), len(target.missing)) if task.options.elements else (0, 0)
-    surroundings = tuple(_surroundings(reference, target))
+    surroundings = tuple(manifest_differences(reference.manifest, target.manifest))
     return UnitOutcome(divergence, stacks, tuple(endings), surroundings, tuple(artefacts), missing)
 
 
@@ -193,30 +195,6 @@ def _other_calls(reference: Dump, target: Dump) -> Iterator[str]:
     for key in ("level", "only", "skip", "scope", "phases"):
         if key in left and key in right and left[key] != right[key]:
             yield f"recorded with other options, {key} {left[key]} and {right[key]}: calls that only one has are left out"
-
-
-_IGNORED = frozenset({"command", "time", "started", "host", "hostname", "pid", "path", "cwd"})
-
-
-def _surroundings(reference: Dump, target: Dump) -> Iterator[tuple[str, str, str]]:
-    """What the two manifests say differently about where and how they ran."""
-    left = {**_flat(reference.manifest.environment), **_flat(reference.manifest.config, "option ")}
-    right = {**_flat(target.manifest.environment), **_flat(target.manifest.config, "option ")}
-    for key in sorted(left.keys() & right.keys()):
-        if left[key] != right[key] and key.rpartition(".")[2].removeprefix("option ") not in _IGNORED:
-            yield key, left[key], right[key]
-
-
-def _flat(content: Any, prefix: str = "") -> dict[str, str]:
-    if not isinstance(content, dict):
-        return {}
-    found: dict[str, str] = {}
-    for key, item in content.items():
-        if isinstance(item, dict):
-            found |= _flat(item, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = str(item)
-    return found
 
 
 def _beside(reference: Path, target: Path) -> Path:

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import click
 
-from ulpscope.errors import CaptureError, DumpError
+from ulpscope.model.errors import CaptureError, DumpError
+from ulpscope.store.convert import write_native
+from ulpscope.store.dump import Dump
 from ulpscope.store.formats.cann import kernel_files, kernel_name
 from ulpscope.store.formats.cann_layouts import TARGETS
 from ulpscope.store.formats.cann_npy import convert_kernel, kernel_dumps_at
 from ulpscope.store.formats.msprobe_writer import LEVEL_NAMES, write_msprobe
-from ulpscope.store.formats.native_copy import write_native
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
-from ulpscope.store.layout import dump_folder, find_dumps, find_places
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import find_dumps, find_folders, open_dump
+from ulpscope.store.run_folder import dump_folder
 
 
 @click.command()
@@ -71,7 +72,7 @@ def convert(
     for place in places:
         dump = open_dump(place.folder)
         folder = dump_folder(Path(dest), place.step, place.rank, place.copy)
-        to = form or ("msprobe" if type(dump) is Dump else "native")
+        to = form or ("msprobe" if dump.source.format == "native" else "native")
         if to == "native":
             write_native(dump, folder)
         elif to == "ptdbg":
@@ -127,5 +128,5 @@ def _clear(dest: Path, source: Path, overwrite: bool) -> None:
     if inside == outside or inside in outside.parents or outside in inside.parents:
         raise CaptureError(f"{source} and {dest} lie in each other; choose another folder")
     # Only dumps go: whatever else lies in the folder stays.
-    for place in find_places(dest):
+    for place in find_folders(dest):
         shutil.rmtree(place.folder)

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ulpscope.capture.watch import RUN_VARIABLE
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
 # Exit codes of every verb that runs a command: what was seen is not all, or there was nothing to see.

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from ulpscope import __version__
-from ulpscope.errors import CRASHED, UlpscopeError, crash_text
+from ulpscope.model.errors import CRASHED, UlpscopeError, crash_text
 
 # verb -> what --help says about it; the file of the same name has a command of the same name.
 VERBS = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
 from ulpscope.report.repro import page, script
-from ulpscope.store.safetensors import write_safetensors
+from ulpscope.store.files.safetensors import write_safetensors
 
 
 @click.command()

@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from ulpscope.errors import DumpError, did_you_mean
-from ulpscope.naming import call_text, is_within
-from ulpscope.records import CallId, CallRecord
+from ulpscope.model.errors import DumpError, did_you_mean
+from ulpscope.model.names import call_text, is_within
+from ulpscope.model.records import CallId, CallRecord
 from ulpscope.report.json import call_json, run_json
 from ulpscope.report.text import call_line, call_lines, run_lines
-from ulpscope.store.reader import Dump, open_run
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_run
 
 
 @click.command()

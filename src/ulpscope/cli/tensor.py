@@ -11,7 +11,7 @@ import click
 from ulpscope.compare.elements import BY, Elements, survey
 from ulpscope.compare.kernels import TensorPair, compare_folders
 from ulpscope.compare.metrics import contrast_bits
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.report.csv import write_csv
 from ulpscope.report.kernels import COLUMNS, kernel_rows
 from ulpscope.report.tensor import (

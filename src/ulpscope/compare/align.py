@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from ulpscope.compare.comparison import How
 from ulpscope.compare.values import Values, path_of, plain_module
-from ulpscope.naming import MODULE
-from ulpscope.records import CallId, CallRecord, Phase
-from ulpscope.store.reader import Dump
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import CallId, CallRecord, Phase
+from ulpscope.store.dump import Dump
 
 _FOLLOWS_FORWARD = frozenset({Phase.BACKWARD, Phase.PARAMETERS_GRAD})
 # Above this many pairs of calls of one name in one module, arguments are not compared: the cost is their product.

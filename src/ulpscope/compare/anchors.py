@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ulpscope.compare.relations import pooled
-from ulpscope.compare.settings import settings_of
+from ulpscope.compare.settings import coarse_settings
 from ulpscope.compare.value_graph import BACKWARD, ValueGraph
 
 NONE, SKETCH, STATISTICS = range(3)
@@ -49,7 +49,7 @@ def find_anchors(reference: ValueGraph, target: ValueGraph) -> Anchors:
     """All values of the target that the reference has too."""
     coarse = max(_coarsest(reference), _coarsest(target)) > _LOW
     least, most = _COARSE if coarse else _FINE
-    if settings_of(reference.dump.manifest, target.dump.manifest).is_coarse:
+    if coarse_settings(reference.dump.manifest, target.dump.manifest):
         most = max(most, _SET)
     by_statistics = least * _ONLY_STATISTICS if coarse else most
     count = len(target)

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from ulpscope.compare.metrics import Contrast
-from ulpscope.records import CallRecord, Slot, Value
+from ulpscope.model.records import CallRecord, Slot, Value
 
 
 # Enumerations that are counted for every value are texts as well: a text hashes in C, an enum in Python.

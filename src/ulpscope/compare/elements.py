@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import pairs_fallback
-from ulpscope.dtypes import DType
+from ulpscope.model.dtypes import DType
+from ulpscope.native import pairs_fallback
 
 Array = NDArray[Any]
 

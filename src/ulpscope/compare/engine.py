@@ -33,11 +33,12 @@ from ulpscope.compare.verdict import (
     statistics_error,
     tensor_verdict,
 )
-from ulpscope.errors import DumpError
-from ulpscope.naming import value_text
-from ulpscope.native import sketch_relative_l2
-from ulpscope.records import CallId, CallRecord, Value
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import value_text
+from ulpscope.model.records import CallId, CallRecord, Value
+from ulpscope.native.measuring import sketch_relative_l2
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 log = logging.getLogger(__name__)
 

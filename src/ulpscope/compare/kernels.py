@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ulpscope.compare.metrics import Contrast, contrast_bits
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.store.tensor_file import StoredTensor
 from ulpscope.store.tensor_folder import FoundTensor, Key, TensorFolder
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping as Items
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ulpscope.errors import ConfigError
-from ulpscope.naming import call_of_value, call_text, value_text
-from ulpscope.records import CallId, Slot
-from ulpscope.store.formats.yaml_file import read_yaml
+from ulpscope.model.errors import ConfigError
+from ulpscope.model.names import call_of_value, call_text, value_text
+from ulpscope.model.records import CallId, Slot
+from ulpscope.store.files.yaml_file import read_yaml
 
 _MOST_BYTES = 64 << 20
 _MOST_PROBLEMS = 50

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import pairs, pairs_fallback, parts
-from ulpscope.dtypes import DType, dtype_named
+from ulpscope.model.dtypes import DType, dtype_named
+from ulpscope.native import pairs, pairs_fallback, parts
 
 Array = NDArray[Any]
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ulpscope.compare.value_graph import ValueGraph
-from ulpscope.naming import MODULE
-from ulpscope.records import Role
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import Role
 
 # Of siblings, which read one value, so many that follow each other are put together; of a place, and of a weight, all.
 _SIZES = (2, 3)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.dtypes import round_off
-from ulpscope.naming import FILLS, INIT, MODULE, OPTIMIZER
-from ulpscope.records import CallId, CallRecord, Phase, Role, Slot, Value
-from ulpscope.store.reader import Dump
+from ulpscope.model.dtypes import round_off
+from ulpscope.model.names import FILLS, INIT, MODULE, OPTIMIZER
+from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value
+from ulpscope.store.dump import Dump
 
 FORWARD, BACKWARD, STEP = range(3)
 # Of fewer elements, or of a mask's filling, statistics say too little.

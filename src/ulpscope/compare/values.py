@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ulpscope.compare.anchors import Anchors, find_anchors
-from ulpscope.compare.settings import Settings, settings_of
+from ulpscope.compare.settings import SettingDifference, coarse_settings
 from ulpscope.compare.value_graph import FORWARD, ValueGraph
-from ulpscope.naming import MODULE
-from ulpscope.records import CallId, Phase
-from ulpscope.store.reader import Dump
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import CallId, Phase
+from ulpscope.store.dump import Dump
 
 # Wrappers put these into the names of modules; a run with one and a run without are the same model.
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -39,8 +39,9 @@ class Values:
         return ValueGraph(self._dumps[1])
 
     @cached_property
-    def settings(self) -> Settings:
-        return settings_of(*(dump.manifest for dump in self._dumps))
+    def settings(self) -> list[SettingDifference]:
+        """The precision settings that make one run's results coarser than the other's."""
+        return coarse_settings(*(dump.manifest for dump in self._dumps))
 
     @cached_property
     def anchors(self) -> Anchors:

@@ -12,8 +12,8 @@ import math
 
 from ulpscope.compare.comparison import Code, Evidence, Level, Verdict
 from ulpscope.compare.metrics import Contrast, relative_l2
-from ulpscope.dtypes import round_off
-from ulpscope.records import Summary, Value
+from ulpscope.model.dtypes import round_off
+from ulpscope.model.records import Summary, Value
 
 # Two correctly rounded results of the same exact number differ by two units at most; four leave room for a second rounding.
 ROUNDINGS = 4.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ulpscope.compare.comparison import Code, Comparison, Evidence, Level
 from ulpscope.findings.exchange import KIND, is_group
 from ulpscope.findings.model import Finding, Status
-from ulpscope.naming import MODULE, call_text
-from ulpscope.records import CallId, Phase, Role, Value
+from ulpscope.model.names import MODULE, call_text
+from ulpscope.model.records import CallId, Phase, Role, Value
 
 
 class Cause(enum.Enum):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level, Match
-from ulpscope.compare.settings import Settings
+from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
+from ulpscope.compare.settings import SettingDifference, product_kind
 from ulpscope.compare.value_graph import FILLED, is_overwritten, key_of
 from ulpscope.compare.values import Values
 from ulpscope.findings.exchange import KIND, Side, is_inside, parts_of
@@ -34,10 +34,12 @@ from ulpscope.findings.view import (
     unmeasured,
     unrecorded_argument,
 )
-from ulpscope.naming import MODULE, OPTIMIZER, call_text
-from ulpscope.records import CallId, Phase, Role, Value
+from ulpscope.model.names import MODULE, OPTIMIZER, call_text
+from ulpscope.model.records import CallId, Phase, Role, Value
 
 _MOST, _FEW = 10, 6
+# A product's sum may be so many times smaller than what a setting rounds.
+_ROOM = 4.0
 _BEGUN = (Status.INTRODUCED, Status.SOURCE, Status.UNSURE)
 
 
@@ -57,7 +59,7 @@ class Search:
     def __init__(self, step: int = 0, rank: int = 0, values: Values | None = None) -> None:
         self.found = Divergence(step, rank)
         self._values = values
-        self._known = _Known(None if values is None else values.settings)
+        self._known = _Known([] if values is None else values.settings)
         self._tree = _Tree()
         self._pairs = Pairs()
         self._communication_seq: int | None = None
@@ -292,7 +294,7 @@ class _Tree:
 class _Known:
     """What is known of the values so far: who wrote them, and whether what they differ by is rounding that was carried on."""
 
-    def __init__(self, settings: Settings | None) -> None:
+    def __init__(self, settings: Sequence[SettingDifference]) -> None:
         self._settings = settings
         # What a setting explains: the words for it, and the largest error.
         self.explained: dict[str, float] = {}
@@ -320,8 +322,7 @@ class _Known:
         hidden, rounding, same = self._hidden(ins)
         into = None if into is None or saved is None else max(into, saved, hidden)
         limit = limit_of(call, ins, outs, into)
-        if self._settings is not None and self._settings.is_coarse:
-            limit = self._set(match, limit, out)
+        limit = self._set(call, limit, out)
         if rounding > coarsest(ins):
             limit = max(limit, rounded(rounding) + 16.0 * (into or 0.0))
         failing = [each for each in ins if each.verdict.level is Level.FAIL and is_tensor(each)]
@@ -341,15 +342,15 @@ class _Known:
             passes_on=passes_on,
         )
 
-    def _set(self, match: Match, limit: float, out: float | None) -> float:
-        """The limit that the precision settings of the two runs give a call's products."""
-        assert self._settings is not None
-        for record, of_target in ((match.reference, False), (match.target, True)):
-            unit, why = self._settings.explain(record, of_target=of_target)
-            if unit:
-                if out is not None and limit < out <= rounded(unit) + limit:
-                    self.explained[why] = max(out, self.explained.get(why, 0.0))
-                limit += rounded(unit)
+    def _set(self, call: CallId, limit: float, out: float | None) -> float:
+        """The limit that the precision settings of the two runs give a product."""
+        kind = product_kind(call.name)
+        for setting in self._settings if kind else ():
+            if kind in setting.operators and setting.error is not None:
+                more = _ROOM * setting.error
+                if out is not None and limit < out <= limit + more:
+                    self.explained[setting.words] = max(out, self.explained.get(setting.words, 0.0))
+                limit += more
         return limit
 
     def _hidden(self, ins: Sequence[Comparison]) -> tuple[float, float, bool]:

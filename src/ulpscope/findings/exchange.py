@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ulpscope.compare.comparison import CallComparison, Comparison
-from ulpscope.records import CallId, CallRecord, PathStep, Phase, Role
+from ulpscope.model.records import CallId, CallRecord, PathStep, Phase, Role
 
 KIND = "Distributed"
 Place = tuple[int, str]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ulpscope.compare.comparison import CallComparison, Evidence, Level
 from ulpscope.findings.exchange import Passings
 from ulpscope.findings.steadiness import Steadiness
-from ulpscope.records import CallId
+from ulpscope.model.records import CallId
 
 
 class Status(enum.Enum):

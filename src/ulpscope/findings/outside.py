@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
-from ulpscope.naming import MODULE, OPTIMIZER
-from ulpscope.records import Phase, Value
+from ulpscope.model.names import MODULE, OPTIMIZER
+from ulpscope.model.records import Phase, Value
 
 _MAKERS = frozenset({"tensor", "scalar_tensor", "full"})
 

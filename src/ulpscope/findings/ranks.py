@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from ulpscope.compare.comparison import Code
 from ulpscope.findings.exchange import KIND, Direction, Passing, Side
 from ulpscope.findings.model import Divergence, Finding, Status
-from ulpscope.naming import call_text
-from ulpscope.records import CallId
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallId
 
 # How much more relative error than the values of a step those may have that go on to the next.
 _GAIN = 16.0

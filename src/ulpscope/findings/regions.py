@@ -24,8 +24,8 @@ from ulpscope.compare.values import Values, plain_module
 from ulpscope.findings.exchange import KIND
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.view import CallView, changed_argument, is_number, most, parted, slot_of
-from ulpscope.naming import MODULE, OPTIMIZER, call_text, is_within
-from ulpscope.records import CallRecord, Phase, Value
+from ulpscope.model.names import MODULE, OPTIMIZER, call_text, is_within
+from ulpscope.model.records import CallRecord, Phase, Value
 
 _SHOWN = 6
 # So far may two implementations of an optimizer's step be apart.

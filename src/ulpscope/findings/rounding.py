@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ulpscope.compare.comparison import Comparison
-from ulpscope.records import CallId, Value
+from ulpscope.model.records import CallId, Value
 
 # A correct kernel may round its output and every partial result of a long sum; the sum itself is kept in float32 or better.
 _OUTPUT_ROUNDINGS = 8.0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ulpscope.compare.comparison import Code
 from ulpscope.findings.model import Status
 from ulpscope.findings.view import CallView, is_number, is_tensor, slot_of, unmeasured
-from ulpscope.records import Phase
+from ulpscope.model.records import Phase
 
 Said = tuple[Status, str]
 # Calls that make much of the smallest elements, whose errors the length of a tensor does not show.

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ulpscope.compare.comparison import CallComparison, Comparison, Level
-from ulpscope.naming import MODULE
-from ulpscope.records import Phase
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import Phase
 
 # Calls whose floats step.
 _STEPS = frozenset(

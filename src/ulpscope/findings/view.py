@@ -10,8 +10,8 @@ from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
 from ulpscope.compare.value_graph import is_overwritten
 from ulpscope.findings.exchange import Side, is_group
 from ulpscope.findings.rounding import coarsest, is_rounding, rounded
-from ulpscope.naming import OPTIMIZER, slot_text
-from ulpscope.records import UNWRITTEN, CallId, Phase, Role
+from ulpscope.model.names import OPTIMIZER, slot_text
+from ulpscope.model.records import UNWRITTEN, CallId, Phase, Role
 
 # Numbers that an optimizer uses with its parameters, of which its call does not tell.
 _OF_OPTIONS = 2.0**-24

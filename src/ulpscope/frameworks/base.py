@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.records import PathStep, Phase, Role
+from ulpscope.model.records import PathStep, Phase, Role
 
 
 class OpenCall:

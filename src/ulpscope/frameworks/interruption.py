@@ -15,13 +15,13 @@ import threading
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ulpscope import taps
 from ulpscope.frameworks.base import ThreadState
+from ulpscope.native import taps
 
 if TYPE_CHECKING:
     from threading import RLock
 
-    from ulpscope._taps import Gate as CGate
+    from ulpscope.native._taps import Gate as CGate
 
     Gate: TypeAlias = RLock | CGate
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ulpscope.frameworks.base import ThreadState
 from ulpscope.frameworks.interruption import freed, is_meant_for_the_program, new_gate, release
-from ulpscope.own_threads import is_own
+from ulpscope.model.background import is_own
 
 log = logging.getLogger(__name__)
 # Seconds that a thread waits for another before it asks whether that one still needs the gate.

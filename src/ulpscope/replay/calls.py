@@ -12,7 +12,7 @@ from typing import Any
 
 from ulpscope.frameworks.base import Forward, OpenCall, ThreadState
 from ulpscope.frameworks.threads import Threads
-from ulpscope.records import PathStep, Phase, Role
+from ulpscope.model.records import PathStep, Phase, Role
 
 _OWN = str(Path(__file__).resolve().parent.parent)
 _STDLIB = sysconfig.get_paths()["stdlib"]

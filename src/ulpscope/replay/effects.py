@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch.api_arguments import KINDS
 from ulpscope.frameworks.torch.replay_again import introduced
-from ulpscope.naming import call_text
-from ulpscope.records import CallId, CallRecord, Payload, Phase, Role, Value
-from ulpscope.store.reader import Dump, open_run
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallId, CallRecord, Payload, Phase, Role, Value
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_run
 
 _APIS = KINDS - {"Aten"}
 Parts = dict[tuple[Any, ...], tuple[Any, Any]]  # path -> error or value, gradient

@@ -32,8 +32,8 @@ from ulpscope.frameworks.torch.perturb_score import (
 )
 from ulpscope.frameworks.torch.replay_probe import in_torch, models_of
 from ulpscope.frameworks.torch.step_watch import StepWatch
-from ulpscope.naming import call_text
-from ulpscope.records import CallId, PathStep, Phase, Role
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallId, PathStep, Phase, Role
 from ulpscope.replay.calls import CallNames
 from ulpscope.store.noise import NoiseRow
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ulpscope.errors import ConfigError, UlpscopeError
-from ulpscope.own_threads import OwnThread
+from ulpscope.model.background import OwnThread
+from ulpscope.model.errors import ConfigError, UlpscopeError
 from ulpscope.replay.wire import BUSY, DUMP, FILES, KEPT, OVER, REFUSED, Line, Message, WireError, about
 
 log = logging.getLogger(__name__)

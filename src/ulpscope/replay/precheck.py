@@ -17,11 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch.api_arguments import KINDS
 from ulpscope.frameworks.torch.api_runner import ApiRun, ApiRunner, Output
-from ulpscope.naming import call_text
-from ulpscope.records import CallId, CallRecord, Phase, Role
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallId, CallRecord, Phase, Role
 from ulpscope.replay.results import CallResult, OutputResult
 from ulpscope.replay.standards import (
     Explained,
@@ -34,7 +34,8 @@ from ulpscope.replay.standards import (
     standard_of,
     worst,
 )
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 # Held to equality by the older tools, though with decimals they compute.
 _NOT_EXACT = frozenset({"round", "round_"})

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import devices
 from ulpscope.frameworks.torch.replay_probe import (
     ReplayProbe,
@@ -29,8 +28,9 @@ from ulpscope.frameworks.torch.replay_probe import (
     models_of,
 )
 from ulpscope.frameworks.torch.step_watch import StepWatch
+from ulpscope.model.errors import CaptureError
 from ulpscope.replay.calls import CallNames
-from ulpscope.store.ledger import LedgerWriter, ledger_path, process_path
+from ulpscope.store.ledger_file import LedgerWriter, ledger_path, process_path
 
 log = logging.getLogger(__name__)
 

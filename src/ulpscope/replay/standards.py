@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ulpscope.dtypes import Array
+from ulpscope.model.dtypes import Array
 
 
 class Status(enum.Enum):

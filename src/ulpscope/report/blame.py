@@ -15,7 +15,7 @@ from ulpscope.analyze.ledger import REPLAY, STATISTICS, Finding, Judgement, Seen
 from ulpscope.analyze.pattern import pattern
 from ulpscope.report.attribution import attribution_json, attribution_lines
 from ulpscope.report.outcome_json import plain
-from ulpscope.store.ledger import Measure
+from ulpscope.store.ledger_file import Measure
 
 SCHEMA = 1
 _MOST = 10

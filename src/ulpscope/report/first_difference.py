@@ -25,10 +25,11 @@ from ulpscope.findings.divergence import Search
 from ulpscope.findings.exchange import KIND
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.ranks import Origin, origin
-from ulpscope.records import CallRecord, Phase, Role, Slot, Value
+from ulpscope.model.records import CallRecord, Phase, Role, Slot, Value
 from ulpscope.report.legacy import STACK, TABLES, Table, rows, table_for
 from ulpscope.report.table import replacing
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 _SAME = frozenset({Status.IDENTICAL, Status.ROUNDING})
 _NUMBERS = ("max", "min", "mean", "l2norm")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
 from ulpscope.findings.model import Finding
-from ulpscope.naming import call_text
+from ulpscope.model.names import call_text
 from ulpscope.report.outcome import Answer, Outcome
 from ulpscope.report.panel import Page
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import CallRecord, Summary, Value
-from ulpscope.store.reader import Dump
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import CallRecord, Summary, Value
+from ulpscope.store.dump import Dump
 
 
 def run_json(dumps: list[Dump]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ulpscope.compare.rules import (
     relative_error,
     statistics_result,
 )
-from ulpscope.records import CallId, Phase, Role, Slot, Value
+from ulpscope.model.records import CallId, Phase, Role, Slot, Value
 from ulpscope.report.table import Cell
 
 NOT_THERE, NOT_A_NUMBER, NO_FILE = "N/A", "Nan", "-1"

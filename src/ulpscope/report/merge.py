@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from ulpscope.errors import ConfigError, DumpError, did_you_mean
+from ulpscope.model.errors import ConfigError, DumpError, did_you_mean
 from ulpscope.report.relations import Communication, communications, relation_sheet
 from ulpscope.report.table import Cell, Row, Sheet
 from ulpscope.store.formats.table_reader import read_table

@@ -12,8 +12,8 @@ from ulpscope.compare.comparison import Evidence, Level
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.ranks import Origin
 from ulpscope.findings.steadiness import Choice
-from ulpscope.naming import call_text
-from ulpscope.records import Frame
+from ulpscope.model.names import call_text
+from ulpscope.model.records import Frame
 
 _CHOSEN = (
     "its inputs differ by rounding alone, and it decided otherwise: what follows is other work, not an error; give both runs the same "
@@ -100,7 +100,7 @@ class Outcome:
         told: dict[object, tuple[Divergence, tuple[str, str]]] = {}
         for unit in self.units:
             for why, error in unit.divergence.settings.items():
-                told.setdefault(why, (unit.divergence, ("settings", f"{why}: errors to {error:.1e} are that")))
+                told.setdefault(why, (unit.divergence, ("settings", f"{why}; measured {error:.1e}")))
         for unit in self.units:
             found = unit.divergence
             choice = found.steadiness.choice

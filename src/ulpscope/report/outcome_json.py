@@ -9,8 +9,8 @@ from ulpscope.compare.comparison import Comparison
 from ulpscope.compare.metrics import METRICS
 from ulpscope.findings.advice import Advice
 from ulpscope.findings.model import Finding
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Frame, Value
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Frame, Value
 from ulpscope.report.outcome import Outcome
 
 FORMAT = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import CallRecord, Frame, Value
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import CallRecord, Frame, Value
 
 _MEANING = {
     "pole": "a pole: the exact result is infinite at these inputs, and finite beside them",

@@ -15,8 +15,8 @@ from ulpscope.compare.comparison import Code, Comparison, Level
 from ulpscope.compare.verdict import ROUNDINGS
 from ulpscope.findings.advice import Advice
 from ulpscope.findings.model import Divergence, Finding, Status
-from ulpscope.naming import MODULE, call_text, slot_text
-from ulpscope.records import Frame, Phase, Role
+from ulpscope.model.names import MODULE, call_text, slot_text
+from ulpscope.model.records import Frame, Phase, Role
 from ulpscope.report.outcome import Answer, Outcome
 from ulpscope.report.text import short_value
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ulpscope.analyze.replicas import Agreement, Disagreement
 from ulpscope.findings.ranks import ranks_text
-from ulpscope.naming import call_text, slot_text
+from ulpscope.model.names import call_text, slot_text
 
 _SHOWN_RANKS = 8
 

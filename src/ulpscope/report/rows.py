@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ulpscope.compare.comparison import CallComparison, Comparison, Level
 from ulpscope.compare.metrics import METRICS
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import Value
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Value
 from ulpscope.report.table import Cell, Colour, Row
 
 _COLOURS = {Level.FAIL: Colour.RED, Level.UNMATCHED: Colour.YELLOW, Level.UNKNOWN: Colour.YELLOW}

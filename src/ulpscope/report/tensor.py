@@ -12,7 +12,7 @@ import numpy as np
 from ulpscope.compare.elements import RELATIVE_EDGES, ULP_EDGES, Element, Extent, Survey
 from ulpscope.compare.kernels import TensorPair
 from ulpscope.compare.metrics import METRICS, Contrast
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.report.table import replacing
 from ulpscope.report.text import number, table_line
 from ulpscope.store.tensor_file import StoredTensor

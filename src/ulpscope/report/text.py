@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ulpscope.naming import call_text, slot_text
-from ulpscope.records import CallRecord, Role, Stretch, Value
-from ulpscope.store.reader import Dump
+from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import CallRecord, Role, Stretch, Value
+from ulpscope.store.dump import Dump
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 

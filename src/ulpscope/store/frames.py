@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import native, taps
+from ulpscope.native import measuring, taps
 from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, VALUE_BYTES
 
-_MEASURE_BYTES = native.ROW.itemsize
+_MEASURE_BYTES = measuring.ROW.itemsize
 _FIRST_VALUE = 24
 _HEAD, _TAKEN, _DATA = slice(16, 24), slice(24, 32), 4096
 
@@ -165,4 +165,4 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 Frames: Any = PlainFrames if taps.C is None else taps.C.Frames
 file_frames: Callable[[bytes | memoryview, tuple[int, ...], int], Filed]
 file_frames = getattr(taps.C, "file_frames", plain_file_frames)
-assert CALL_ROW.size == 72 and FRAME.size == 72 and _MEASURE_BYTES == 112  # as _taps.h has them
+assert CALL_ROW.size == 72 and FRAME.size == 72 and _MEASURE_BYTES == 112  # as capture.h has them

@@ -5,9 +5,9 @@ from __future__ import annotations
 import mmap
 from typing import NamedTuple
 
-from ulpscope import native, pairs
-from ulpscope.dtypes import DType
-from ulpscope.errors import DumpError
+from ulpscope.model.dtypes import DType
+from ulpscope.model.errors import DumpError
+from ulpscope.native import measuring, pairs
 
 
 class StoredBits(NamedTuple):
@@ -24,7 +24,7 @@ class StoredBits(NamedTuple):
 
     def check(self, found: int | None = None) -> None:
         """Raises DumpError where the bits have another CRC-32 than they must; `found` is what it is, if that is known."""
-        if self.crc is not None and self.crc != (native.crc32(self.raw) if found is None else found):
+        if self.crc is not None and self.crc != (measuring.crc32(self.raw) if found is None else found):
             raise DumpError(self.damaged)
 
 

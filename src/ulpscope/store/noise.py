@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ulpscope.errors import CaptureError, DumpError
-from ulpscope.store.fields import read_fields
+from ulpscope.model.errors import CaptureError, DumpError
+from ulpscope.store.json_fields import read_fields
 
 SEED_FILE = "free_benchmark.csv"
 OWN_FILE = "noise.jsonl"

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from ulpscope.records import Payload, Slot, Summary, Value
+from ulpscope.model.records import Payload, Slot, Summary, Value
 from ulpscope.store.tables import NONE32
 
 Measured = tuple[Summary | None, int | None, Payload | None]

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ulpscope.errors import RUN_OUT, cannot
+from ulpscope.model.errors import RUN_OUT, cannot
 
 MAGIC = b"ulpring1"
 HEADER = struct.Struct("<8sQQQ")

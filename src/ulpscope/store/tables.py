@@ -6,8 +6,8 @@ import struct
 
 import numpy as np
 
-from ulpscope import native
-from ulpscope.records import Phase
+from ulpscope.model.records import Phase
+from ulpscope.native import measuring
 
 NONE32 = 0xFFFFFFFF
 NONE64 = 0xFFFFFFFFFFFFFFFF
@@ -55,7 +55,7 @@ FRAME_MAGIC = b"ulpF"
 
 
 def _unknown() -> bytes:
-    row = np.zeros((), dtype=native.ROW)
+    row = np.zeros((), dtype=measuring.ROW)
     row["kind"], row["payload_offset"] = PENDING, NONE64
     return row.tobytes()
 

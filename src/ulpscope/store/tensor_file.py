@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import native
-from ulpscope.dtypes import DType, values_from
-from ulpscope.errors import DumpError, did_you_mean
-from ulpscope.naming import call_of_value, value_text
-from ulpscope.records import Stats, Value
+from ulpscope.model.dtypes import DType, values_from
+from ulpscope.model.errors import DumpError, did_you_mean
+from ulpscope.model.names import call_of_value, value_text
+from ulpscope.model.records import Stats, Value
+from ulpscope.native import measuring
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.npy import read_npy
+from ulpscope.store.files.pt import read_pt
 from ulpscope.store.formats.cann import KernelDump, kernel_name, read_kernel
 from ulpscope.store.formats.cann_layouts import logical
-from ulpscope.store.formats.npy import read_npy
-from ulpscope.store.formats.pt import read_pt
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import open_dump
 
 BETWEEN = "::"
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
@@ -50,8 +51,8 @@ class StoredTensor:
     def stats(self) -> Stats:
         """Largest, smallest, sum, norm and counts, by one pass through the elements."""
         flat = np.frombuffer(self.raw, dtype=np.uint8)
-        packed = native.measure(flat.ctypes.data, self.dtype.code, (self.count,), None, native.STATS, 0, 0, 0)
-        row = np.frombuffer(packed, dtype=native.ROW, count=1)[0]
+        packed = measuring.measure(flat.ctypes.data, self.dtype.code, (self.count,), None, measuring.STATS, 0, 0, 0)
+        row = np.frombuffer(packed, dtype=measuring.ROW, count=1)[0]
         largest, smallest = (_extreme(int(row[end]), int(row["kind"])) for end in ("max_bits", "min_bits"))
         counts = [int(row[name]) for name in ("nan", "posinf", "neginf", "zero")]
         return Stats(self.count, largest, smallest, float(row["sum"]), float(row["norm"]), *counts)
@@ -133,8 +134,8 @@ def _find(dump: Dump, name: str) -> Value:
 
 
 def _extreme(bits: int, kind: int) -> float | int:
-    if kind & native.KIND_UNSIGNED:
+    if kind & measuring.KIND_UNSIGNED:
         return bits
     raw = bits.to_bytes(8, "little")
-    signed = kind & native.KIND_SIGNED
+    signed = kind & measuring.KIND_SIGNED
     return int.from_bytes(raw, "little", signed=True) if signed else float(struct.unpack("<d", raw)[0])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.store.formats.cann import KernelDump, KernelName, kernel_files, kernel_name, nearest_kernels, read_kernel
 from ulpscope.store.tensor_file import StoredTensor, kernel_tensor, read_tensor
 

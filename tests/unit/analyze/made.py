@@ -6,7 +6,7 @@ from typing import Any
 
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, How, Level, Match, Verdict
 from ulpscope.compare.verdict import rounding_of, scalar_verdict, tensor_verdict
-from ulpscope.records import CallId, CallRecord, Phase, Role, Slot, Stats, Value
+from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Stats, Value
 
 NONE = Match(None, None, How.NAME)
 FLOAT32 = 2.0**-24

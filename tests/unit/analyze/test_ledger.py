@@ -11,7 +11,7 @@ import pytest
 from ulpscope.analyze.ledger import Verdict, judge
 from ulpscope.analyze.pattern import pattern
 from ulpscope.analyze.told import told_differently
-from ulpscope.store.ledger import Exchange, Leaf, Measure, Row
+from ulpscope.store.ledger_file import Exchange, Leaf, Measure, Row
 
 
 def row(seq: int = 0, **fields: Any) -> Row:

@@ -15,9 +15,9 @@ from ulpscope.analyze.statistics import judged_alone, judged_beside
 from ulpscope.compare.comparison import CallComparison, Evidence
 from ulpscope.findings.divergence import diverge
 from ulpscope.findings.ranks import origin
-from ulpscope.records import Phase
-from ulpscope.store.ledger import Row
-from ulpscope.store.reader import open_run
+from ulpscope.model.records import Phase
+from ulpscope.store.ledger_file import Row
+from ulpscope.store.registry import open_run
 from unit.analyze.made import call, tensor
 
 

@@ -12,9 +12,10 @@ from builders import DumpBuilder
 from ulpscope.compare.align import Align, align
 from ulpscope.compare.comparison import How
 from ulpscope.compare.values import plain_module
-from ulpscope.naming import call_text
-from ulpscope.records import Phase
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.model.names import call_text
+from ulpscope.model.records import Phase
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 Call = tuple[str, int, str] | tuple[str, int, str, tuple[int, ...]]
 

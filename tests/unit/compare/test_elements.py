@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ulpscope.compare.elements import RELATIVE_EDGES, ULP_EDGES, Elements, elements_at, survey
 from ulpscope.compare.metrics import contrast
-from ulpscope.dtypes import DTYPES
+from ulpscope.model.dtypes import DTYPES
 
 
 def elements(values: Any, dtype: str = "float32") -> Elements:

@@ -10,7 +10,7 @@ import pytest
 
 from cann_files import MOMENT, Stored, file_name, to_nc1hwc0, write_kernel
 from ulpscope.compare.kernels import TensorPair, compare_folders
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.report.kernels import COLUMNS, kernel_rows
 from ulpscope.store.formats.cann_npy import convert_kernel
 from ulpscope.store.tensor_folder import read_folder

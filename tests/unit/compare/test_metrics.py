@@ -16,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ulpscope import pairs, pairs_fallback
 from ulpscope.compare import metrics
 from ulpscope.compare.metrics import METRICS, Contrast
-from ulpscope.dtypes import DTYPES, values_from
+from ulpscope.model.dtypes import DTYPES, values_from
+from ulpscope.native import pairs, pairs_fallback
 
 try:
-    from ulpscope import _pairs
+    from ulpscope.native import _pairs
 
     MODULES = [_pairs, pairs_fallback]
 except ImportError:
@@ -556,7 +556,7 @@ def test_streams_that_are_not_equally_long_are_refused(module):
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "int32", "int64", "uint64", "float8_e5m2"])
 def test_the_numbers_are_the_same_whatever_the_instruction_set(name, close):
     program = (
-        "import sys, numpy as np; from ulpscope import _pairs, pairs; from ulpscope.dtypes import DTYPES;"
+        "import sys, numpy as np; from ulpscope.native import _pairs, pairs; from ulpscope.model.dtypes import DTYPES;"
         "d = DTYPES[sys.argv[1]]; g = np.random.default_rng(0); s = bytearray(pairs.STATE.itemsize); n = 20003;"
         "r, t = (g.integers(0, 256, n * d.itemsize, np.uint8) & 191 for _ in range(2));"
         "t = np.where(g.random(t.size) < 0.001, t, r) if sys.argv[2] == 'True' else t;"

@@ -11,7 +11,7 @@ import pytest
 from ulpscope.compare.comparison import Code, Evidence, Level
 from ulpscope.compare.metrics import contrast
 from ulpscope.compare.verdict import elements_error, rounding_of, scalar_verdict, statistics_error, tensor_verdict
-from ulpscope.records import Role, Slot, Stats, ToldStats, Value
+from ulpscope.model.records import Role, Slot, Stats, ToldStats, Value
 
 SLOT = Slot(Role.OUTPUT, (0,))
 

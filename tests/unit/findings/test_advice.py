@@ -10,7 +10,7 @@ from ulpscope.findings.advice import Cause, advise, first_suspect
 from ulpscope.findings.divergence import diverge
 from ulpscope.findings.model import Finding
 from ulpscope.findings.ranks import origin
-from ulpscope.records import Phase
+from ulpscope.model.records import Phase
 from ulpscope.report.advisor import write_advisor
 from unit.analyze.made import argument, call, tensor
 

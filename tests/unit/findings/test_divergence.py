@@ -9,8 +9,8 @@ from ulpscope.compare.comparison import Evidence, Level
 from ulpscope.findings.divergence import Search, diverge
 from ulpscope.findings.model import Divergence, Status
 from ulpscope.findings.ranks import explain_later
-from ulpscope.naming import call_text
-from ulpscope.records import UNWRITTEN, Phase, Role, Slot
+from ulpscope.model.names import call_text
+from ulpscope.model.records import UNWRITTEN, Phase, Role, Slot
 from unit.analyze.made import FLOAT32, argument, call, tensor, unmeasured
 
 WRONG = 0.25

@@ -5,8 +5,8 @@ from dataclasses import replace
 from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.findings.divergence import diverge
 from ulpscope.findings.model import Divergence, Status
-from ulpscope.naming import call_text
-from ulpscope.records import Phase
+from ulpscope.model.names import call_text
+from ulpscope.model.records import Phase
 from unit.analyze.made import argument, call, tensor
 
 WRONG = 0.25

@@ -9,8 +9,8 @@ from ulpscope.findings.divergence import diverge
 from ulpscope.findings.exchange import Direction, Passings, Side, Way
 from ulpscope.findings.model import Divergence, Status
 from ulpscope.findings.ranks import Origin, origin, ranks_text
-from ulpscope.naming import call_text
-from ulpscope.records import CallId, Phase
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallId, Phase
 from unit.analyze.made import argument, call, tensor, unmeasured
 
 WRONG = 0.25

@@ -8,8 +8,8 @@ from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.findings.divergence import diverge
 from ulpscope.findings.model import Divergence, Status
 from ulpscope.findings.ranks import explain_later, origin
-from ulpscope.naming import call_text
-from ulpscope.records import Phase
+from ulpscope.model.names import call_text
+from ulpscope.model.records import Phase
 from ulpscope.report.outcome import Answer, Outcome, UnitOutcome
 from ulpscope.report.panel import verdict_line
 from unit.analyze.made import FLOAT32, argument, call, tensor

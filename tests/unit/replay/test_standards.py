@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ulpscope.dtypes import Array
+from ulpscope.model.dtypes import Array
 from ulpscope.replay.benchmark import beside, ratio
 from ulpscope.replay.standards import (
     LIMITS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ulpscope.errors import ConfigError, DumpError
+from ulpscope.model.errors import ConfigError, DumpError
 from ulpscope.report.csv import write_csv
 from ulpscope.report.merge import chosen_indices, merged_order, merged_sheets, read_results
 from ulpscope.report.relations import communications, relation_sheet

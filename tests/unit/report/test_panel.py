@@ -6,7 +6,7 @@ from ulpscope.compare.comparison import CallComparison
 from ulpscope.findings.advice import advise
 from ulpscope.findings.divergence import diverge
 from ulpscope.findings.ranks import origin
-from ulpscope.records import Frame
+from ulpscope.model.records import Frame
 from ulpscope.report.outcome import Outcome, UnitOutcome
 from ulpscope.report.panel import page_of
 from unit.analyze.made import call, tensor

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ulpscope.compare.comparison import Comparison, Evidence, How, Level, Match, Verdict
 from ulpscope.compare.rules import Kind
-from ulpscope.naming import parse_call
-from ulpscope.records import Role, Slot, ToldStats, Value
+from ulpscope.model.names import parse_call
+from ulpscope.model.records import Role, Slot, ToldStats, Value
 from ulpscope.report.legacy_cells import side_of, statistic_cells, usual_statistic_row
 from ulpscope.report.table import Cell
 

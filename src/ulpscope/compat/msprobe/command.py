@@ -27,7 +27,7 @@ from ulpscope.compat.msprobe.comparing import (
 from ulpscope.compat.msprobe.merge import merge_result
 from ulpscope.compat.msprobe.overflow_command import add_overflow_command
 from ulpscope.compat.msprobe.precheck import add_commands
-from ulpscope.errors import CRASHED, ConfigError, UlpscopeError, crash_text
+from ulpscope.model.errors import CRASHED, ConfigError, UlpscopeError, crash_text
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ulpscope.config import numbers, read_config_file
-from ulpscope.errors import ConfigError, did_you_mean
+from ulpscope.model.errors import ConfigError, did_you_mean
+from ulpscope.model.options import numbers, read_config_file
 
 _log = logging.getLogger(__name__)
 DEFAULT_CONFIG = Path(__file__).with_name("config.json")

@@ -14,13 +14,13 @@ from ulpscope.capture.session import Capture
 from ulpscope.compat.msprobe.config import READY, DebuggerConfig, load_config
 from ulpscope.compat.msprobe.free_benchmark import FreeBenchmark
 from ulpscope.compat.msprobe.online import OnlineCheck
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.loader_watch import LoaderWatch
-from ulpscope.records import CallId
-from ulpscope.store import layout
+from ulpscope.model.errors import CaptureError
+from ulpscope.model.records import CallId
+from ulpscope.store import registry
 from ulpscope.store.formats.msprobe_writer import MsprobeFiles
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 _INSTEAD = {
@@ -160,7 +160,7 @@ class PrecisionDebugger:
         files = self._files.pop(target, None)
         if files is None or files.dump.folder != folder or not files.add():
             files = MsprobeFiles(
-                Dump(folder),
+                open_dump(folder),
                 target,
                 task=self.config.task,
                 level=self.config.level,
@@ -186,7 +186,7 @@ class PrecisionDebugger:
         earlier = (
             [target]
             if self._written or os.getpid() != self._pid
-            else [place.folder for place in layout.find_places(Path(self.config.dump_path)) if place.rank == rank]
+            else [place.folder for place in registry.find_folders(Path(self.config.dump_path)) if place.rank == rank]
         )
         for folder in earlier:
             shutil.rmtree(folder, ignore_errors=True)

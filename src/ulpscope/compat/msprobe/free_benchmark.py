@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compat.msprobe.config import DebuggerConfig
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
 from ulpscope.replay.noise import Noise, NoiseConfig
 from ulpscope.store.noise import NoiseRow, own_file, own_line, seed_file, seed_line
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ulpscope.errors import ConfigError, did_you_mean
+from ulpscope.model.errors import ConfigError, did_you_mean
 from ulpscope.report.merge import chosen_indices, merged_sheets, read_results
 from ulpscope.report.xlsx import write_xlsx
-from ulpscope.store.formats.yaml_file import read_yaml
+from ulpscope.store.files.yaml_file import read_yaml
 
 _MAX_CONFIG = 256 << 10
 _KEYS = ("api", "compare_index")

@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 from ulpscope.compat.msprobe.config import DebuggerConfig, load_config
-from ulpscope.errors import CaptureError, ConfigError
 from ulpscope.frameworks.mindspore.graph_overflow import GraphOverflows
 from ulpscope.frameworks.mindspore.process import PYNATIVE, execution_mode, mindspore
 from ulpscope.frameworks.mindspore.twice import PERTURBATIONS, Difference, Twice
+from ulpscope.model.errors import CaptureError, ConfigError
 from ulpscope.store.noise import NoiseRow, seed_file, seed_line
 
 _log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import logging
 import math
 from pathlib import Path
 
-from ulpscope.naming import call_text
-from ulpscope.records import Role
-from ulpscope.store.reader import open_dump
+from ulpscope.model.names import call_text
+from ulpscope.model.records import Role
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 

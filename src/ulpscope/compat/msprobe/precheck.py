@@ -15,8 +15,8 @@ from typing import Any
 from ulpscope.compat.msprobe.config import read_options
 from ulpscope.compat.msprobe.online import check_online
 from ulpscope.compat.msprobe.precheck_files import COMPARED, RESULT, ResultFiles, compare_details, timestamp
-from ulpscope.config import read_config_file
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
+from ulpscope.model.options import read_config_file
 from ulpscope.report.table import stamped
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def _run(asked: argparse.Namespace) -> None:
     # Brings torch, which the other commands do without.
     from ulpscope.frameworks.torch.api_runner import ApiRunner, default_device, set_jit_compile
     from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
-    from ulpscope.store.reader import open_dump
+    from ulpscope.store.registry import open_dump
 
     config = read_section(asked.config_path)
     white, black = (frozenset(config.get(key, ())) for key in ("white_list", "black_list"))

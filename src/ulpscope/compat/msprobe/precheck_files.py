@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
 from ulpscope.replay.benchmark import RATIOS, Verdicts, beside
 from ulpscope.replay.results import CallResult, OutputResult
 from ulpscope.replay.standards import LIMITS, MEASURES, Measures, Standard, Status, standard_of, worst

@@ -15,8 +15,8 @@ from ulpscope.compat.ptdbg_ascend.switch import (
     read_backward_input,
     read_switch,
 )
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch.loader_watch import LoaderWatch
+from ulpscope.model.errors import CaptureError
 
 _log = logging.getLogger(__name__)
 _HOOKS = ["dump", "overflow_check"]

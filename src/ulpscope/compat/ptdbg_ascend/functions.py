@@ -23,8 +23,8 @@ from ulpscope.compat.ptdbg_ascend.switch import (
     read_backward_input,
     read_switch,
 )
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import determinism
+from ulpscope.model.errors import CaptureError
 
 _log = logging.getLogger(__name__)
 _PLAIN_TAG = re.compile(r"[a-zA-Z0-9_.-]+")

@@ -15,7 +15,7 @@ from pathlib import Path
 from ulpscope.compare.elements import Elements, elements_at, survey
 from ulpscope.compare.kernels import TensorPair, compare_folders
 from ulpscope.compare.metrics import contrast_bits
-from ulpscope.errors import ConfigError, DumpError, did_you_mean
+from ulpscope.model.errors import ConfigError, DumpError, did_you_mean
 from ulpscope.report.csv import write_csv
 from ulpscope.report.kernels import COLUMNS, kernel_rows
 from ulpscope.report.parse_text import array_lines, converted_lines, pair_lines, text_file_of
@@ -24,7 +24,7 @@ from ulpscope.report.table import stamped
 from ulpscope.report.tensor import save_text
 from ulpscope.store.formats.cann_layouts import TARGETS
 from ulpscope.store.formats.cann_npy import convert_kernel, kernel_dumps_at
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 from ulpscope.store.tensor_file import StoredTensor, read_tensor
 from ulpscope.store.tensor_folder import read_folder
 

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from ulpscope.compat.ptdbg_ascend import parse_verbs
-from ulpscope.errors import CRASHED, UlpscopeError, crash_text, did_you_mean
+from ulpscope.model.errors import CRASHED, UlpscopeError, crash_text, did_you_mean
 
 PROMPT = "Parse >>> "
 _UNUSED_ASC = "[INFO] -asc is not used: kernel dumps are read without msaccucmp."

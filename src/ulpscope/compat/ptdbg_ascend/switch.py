@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ulpscope.errors import ConfigError
-from ulpscope.naming import MODULE
+from ulpscope.model.errors import ConfigError
+from ulpscope.model.names import MODULE
 from ulpscope.store.formats.pkl_lines import call_parts
 
 _log = logging.getLogger(__name__)

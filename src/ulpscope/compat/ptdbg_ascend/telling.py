@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.report.pkl_rows import call_lines
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 
 def parse(pkl_file: str, module_name_prefix: str) -> None:

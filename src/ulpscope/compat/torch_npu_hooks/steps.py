@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from ulpscope.errors import ConfigError
+from ulpscope.model.errors import ConfigError
 
 
 class ArgumentError(ConfigError, RuntimeError):

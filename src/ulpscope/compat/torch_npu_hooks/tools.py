@@ -20,12 +20,13 @@ from ulpscope.compare.runs import warn_of_one
 from ulpscope.compare.sequence import paired_in_order
 from ulpscope.compat.first_wrong import NOTHING_COMPARED
 from ulpscope.compat.torch_npu_hooks.steps import ArgumentError, step_schedule
-from ulpscope.dtypes import Array
-from ulpscope.records import CallRecord, Value
+from ulpscope.model.dtypes import Array
+from ulpscope.model.records import CallRecord, Value
 from ulpscope.report.csv import write_csv
 from ulpscope.report.table import Cell, Row
+from ulpscope.store.dump import Dump
 from ulpscope.store.formats.hooks_writer import is_held, numbers_of
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 COLUMNS = (

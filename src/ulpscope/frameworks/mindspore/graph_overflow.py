@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.mindspore.process import WHOLE_GRAPH, execution_mode, mindspore
+from ulpscope.model.errors import CaptureError
 
 _log = logging.getLogger(__name__)
 _VARIABLE = "MINDSPORE_DUMP_CONFIG"

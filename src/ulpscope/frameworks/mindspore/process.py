@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
 
 PYNATIVE, KERNEL_BY_KERNEL, WHOLE_GRAPH = "pynative", "graph_kbyk", "graph_ge"
 _WHOLE = "O2"

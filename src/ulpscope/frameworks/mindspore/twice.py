@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.errors import ConfigError, did_you_mean
 from ulpscope.frameworks.mindspore.process import mindspore
+from ulpscope.model.errors import ConfigError, did_you_mean
 
 _log = logging.getLogger(__name__)
 Array = NDArray[Any]

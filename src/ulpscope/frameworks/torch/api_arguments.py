@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.names import NEVER
-from ulpscope.records import PathStep, Value
+from ulpscope.model.records import PathStep, Value
 
 Bits = Callable[[Value], Any]
 Path = tuple[PathStep, ...]

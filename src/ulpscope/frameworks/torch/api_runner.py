@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ulpscope.dtypes import Array, round_off
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.api_arguments import Arguments, Bits, Data, Path, UnrunnableError, arguments, function_of
 from ulpscope.frameworks.torch.tensors import leaves
-from ulpscope.naming import call_text
-from ulpscope.records import CallRecord, PathStep, Role, Value
+from ulpscope.model.dtypes import Array, round_off
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallRecord, PathStep, Role, Value
 
 _ONE_UP = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _WHOLE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)

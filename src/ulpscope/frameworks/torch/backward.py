@@ -33,8 +33,8 @@ from ulpscope.frameworks.torch.nodes import (
     numbered,
 )
 from ulpscope.frameworks.torch.tensors import Path
-from ulpscope.naming import MODULE
-from ulpscope.records import PathStep, Role
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import PathStep, Role
 
 _SEGMENT, _WITNESSES = 997, 8
 _LATE = "a backward pass ran after stop() and was not recorded; stop after it"

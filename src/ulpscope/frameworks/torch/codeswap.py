@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ulpscope.errors import OverflowStop
+from ulpscope.model.errors import OverflowStop
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 Trouble = Callable[[str, BaseException], None]

@@ -18,7 +18,7 @@ from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.torch import internals, tensors
 from ulpscope.frameworks.torch.codeswap import CodeSwap, watching
 from ulpscope.frameworks.torch.summary import TorchMeasurer
-from ulpscope.records import PathStep, Role
+from ulpscope.model.records import PathStep, Role
 
 # Which argument a call writes: position and keyword. None: it writes nothing of its own.
 WRITES: dict[str, tuple[int, str] | None] = {

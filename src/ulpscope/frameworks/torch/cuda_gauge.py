@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ulpscope import native, taps
-from ulpscope.dtypes import DType
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import cuda_crc, cuda_plain, internals
 from ulpscope.frameworks.torch.cuda_launch import Launch
@@ -25,6 +23,8 @@ from ulpscope.frameworks.torch.cuda_mail import CudaMail, Letter
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
 from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, BUCKETS, DOUBLE, FLOAT, KINDS
 from ulpscope.frameworks.torch.cuda_tables import SketchTables
+from ulpscope.model.dtypes import DType
+from ulpscope.native import measuring, taps
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class _Batch:
 
 
 class CudaGauge:
-    """Measures the tensors of one device. `flags` are those of `native.measure`; with `pool_bytes`, takes their bits too. Raises
+    """Measures the tensors of one device. `flags` are those of `measuring.measure`; with `pool_bytes`, takes their bits too. Raises
     RuntimeError while a graph is captured."""
 
     def __init__(self, sink: Sink, device: torch.device, flags: int, pool_bytes: int = 0) -> None:
@@ -138,9 +138,9 @@ class CudaGauge:
         self._index = device.index or 0
         self._only_device = not self._on_cuda or torch.cuda.device_count() == 1
         self._flags = flags
-        self._sketched = bool(flags & native.SKETCH)
-        self._measured = bool(flags & (native.SKETCH | native.STATS))
-        self._checked = bool(flags & native.CRC)
+        self._sketched = bool(flags & measuring.SKETCH)
+        self._measured = bool(flags & (measuring.SKETCH | measuring.STATS))
+        self._checked = bool(flags & measuring.CRC)
         self._simple = not pool_bytes
         self._launches: dict[tuple[str, ...], Launch] = {}
         self._plans: dict[Any, Plan] = {}
@@ -154,7 +154,7 @@ class CudaGauge:
             self._tables = SketchTables(device)
         self._weights = self._doublings = torch.empty(0, dtype=torch.int32)
         self._check_constants = (0, 0)
-        if flags & native.CRC and self._kernels is not None:
+        if flags & measuring.CRC and self._kernels is not None:
             self._weights = _words(cuda_crc.lane_weights(self._kernels.LANES), device)
             self._doublings = _words(cuda_crc.doublings(), device)
             self._check_constants = (_RESIDUE_STEP // self._kernels.LANES, _RESIDUES)
@@ -205,7 +205,7 @@ class CudaGauge:
         blocks = -(-elements // BUCKETS)
         sizes, strides = _collapsed(tuple(value.shape), tuple(value.stride()))
         strided = bool(sizes) and not (len(sizes) == 1 and strides[0] == 1)
-        checked = bool(self._flags & native.CRC)
+        checked = bool(self._flags & measuring.CRC)
         by_kernels = self._kernels is not None and dtype.name in KINDS and self._measured
         plan.contiguous = strided and (
             (checked and not by_kernels) or self._pool_bytes > 0 or len(sizes) > _DIMENSIONS or numel >= _STRIDED_LIMIT

@@ -27,7 +27,7 @@ PIECES = (17, 1)
 @triton.jit
 def find(program, others, count):
     """The words of the tensor that a program belongs to, and the first of its programs; there are at most 128 tensors, with 24 words
-    each (`cuda_mail.py`, `_taps_gauge.c`)."""
+    each (`cuda_mail.py`, `cuda_queue.c`)."""
     table = others.to(tl.pointer_type(tl.int64))
     lane = tl.arange(0, 128)
     end = tl.load(table + lane * 24, mask=lane < count, other=0x7FFFFFFF)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ulpscope import taps
+from ulpscope.native import taps
 
 
 class Launch:

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ulpscope import taps
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.cuda_payloads import CudaPayloads
 from ulpscope.frameworks.torch.cuda_rows import ABOUT, ANSWER, Room, rows_of
+from ulpscope.native import taps
 
 # There may be so many at a time: one for each batch, and those under way.
 _LETTERS = 12

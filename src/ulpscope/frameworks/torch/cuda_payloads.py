@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ulpscope import native
 from ulpscope.frameworks.base import Sink
-from ulpscope.own_threads import OwnThread
+from ulpscope.model.background import OwnThread
+from ulpscope.native import measuring
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class CudaPayloads:
                 self._done.put(None)
 
     def _stored_place(self, pointer: int, nbytes: int) -> Place | None:
-        mark = native.fingerprint(pointer, 1, (nbytes,), None)
+        mark = measuring.fingerprint(pointer, 1, (nbytes,), None)
         place = self._stored.get(mark)
         if place is None:
             place = self._sink.add_payload(pointer, 1, (nbytes,), None, nbytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope import native, taps
+from ulpscope.native import measuring, taps
 
 HEAD = 12
 BUCKETS = 256
@@ -36,7 +36,7 @@ class Room:
     """Memory for the rows and sketches of so many answers, used again and again: fresh memory costs more than filling it."""
 
     def __init__(self, count: int) -> None:
-        self.rows = np.zeros(count, dtype=native.ROW)
+        self.rows = np.zeros(count, dtype=measuring.ROW)
         self.sketches = bytearray(4 * BUCKETS * count)
 
 
@@ -54,14 +54,14 @@ def plain_rows_of(
     answers: NDArray[np.int64], about: NDArray[np.void], room: Room
 ) -> tuple[NDArray[np.void], bytes | memoryview]:
     """The same in Python."""
-    rows = np.zeros(len(answers), dtype=native.ROW)
+    rows = np.zeros(len(answers), dtype=measuring.ROW)
     flags = int(about["flags"][0])
     rows["numel"] = about["numel"]
     rows["kind"] = flags
     rows["payload_offset"] = _NONE64
-    if flags & native.STATS:
+    if flags & measuring.STATS:
         _put_statistics(rows, answers[:, :HEAD], about)
-    if flags & native.CRC:
+    if flags & measuring.CRC:
         rows["crc"] = answers[:, 10].astype(np.uint32) ^ about["zeros"]
     lengths = about["sketch"].astype(np.int64)
     rows["sketch_len"] = lengths
@@ -89,8 +89,8 @@ def _put_statistics(rows: NDArray[np.void], head: NDArray[np.int64], about: NDAr
     rows["norm"] = _norms(head, kind)
     for place, name in enumerate(("nan", "posinf", "neginf", "zero")):
         rows[name] = counts[:, place]
-    rows["kind"] |= np.where(kind == SIGNED, native.KIND_SIGNED, 0).astype(np.uint32)
-    rows["kind"] |= np.where(kind >= UNSIGNED, native.KIND_UNSIGNED, 0).astype(np.uint32)
+    rows["kind"] |= np.where(kind == SIGNED, measuring.KIND_SIGNED, 0).astype(np.uint32)
+    rows["kind"] |= np.where(kind >= UNSIGNED, measuring.KIND_UNSIGNED, 0).astype(np.uint32)
 
 
 def _sketches(answers: NDArray[np.int64], lengths: NDArray[np.int64]) -> bytes:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ulpscope import native
+from ulpscope.native import measuring
 
 _FLIP_SEED = 0x6F706521
 _WORD = 0xFFFFFFFF
@@ -19,7 +19,7 @@ class SketchTables:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.masks = torch.from_numpy(native.sketch_masks().astype(np.uint32).view(np.int32)).to(device)
+        self.masks = torch.from_numpy(measuring.sketch_masks().astype(np.uint32).view(np.int32)).to(device)
         self._first: tuple[Tensor, Tensor] | None = None
 
     def turns(self, first: int, count: int) -> tuple[Tensor, Tensor]:

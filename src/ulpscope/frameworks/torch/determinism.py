@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.modules.dropout import Dropout, Dropout2d, Dropout3d
 
-from ulpscope.errors import ConfigError
 from ulpscope.frameworks.torch.codeswap import CodeSwap
+from ulpscope.model.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

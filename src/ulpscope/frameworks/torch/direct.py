@@ -1,4 +1,4 @@
-"""What the C part of a capture must know to ask tensors, the graph and a thread without Python; `_taps_torch.c` says how."""
+"""What the C part of a capture must know to ask tensors, the graph and a thread without Python; `torch_abi.c` says how."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ulpscope import taps
 from ulpscope.frameworks.torch import internals
+from ulpscope.native import taps
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from ulpscope.frameworks.torch.mode_dependent import run_as_called
 from ulpscope.frameworks.torch.names import IGNORED, ApiNames
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
-from ulpscope.records import Phase, Role
+from ulpscope.model.records import Phase, Role
 
 
 class KernelTap(Protocol):

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ulpscope import native
-from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.api_arguments import UnrunnableError, function_of
 from ulpscope.frameworks.torch.cuda_gauge import is_capturing
@@ -27,12 +25,14 @@ from ulpscope.frameworks.torch.overflow_replay import has_pole, slope_has_pole
 from ulpscope.frameworks.torch.replay_recorded import arguments_at
 from ulpscope.frameworks.torch.summary import is_wrapped
 from ulpscope.frameworks.torch.tensors import Unrecordable
-from ulpscope.records import PathStep
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.model.records import PathStep
+from ulpscope.native import measuring
 
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _SMALL, _LARGE = 1 << 14, 1 << 26
 _COUNTS = struct.Struct("<3Q")
-_AT_COUNTS = int(native.ROW.fields["nan"][1]) if native.ROW.fields is not None else 0
+_AT_COUNTS = int(measuring.ROW.fields["nan"][1]) if measuring.ROW.fields is not None else 0
 _ZEROS = bytes(_COUNTS.size)
 _SHARE = 16
 _ROOM = 1 << 30
@@ -196,7 +196,7 @@ def _on_cpu(value: Tensor) -> int:
     if code is None or value.is_neg() or value.is_conj():
         return (HAS_NAN if bool(value.isnan().any()) else 0) | (HAS_INF if bool(value.isinf().any()) else 0)
     stride = None if value.is_contiguous() else tuple(value.stride())
-    row = native.measure(value.data_ptr(), code, tuple(value.shape), stride, native.STATS, 0, 0, 0)
+    row = measuring.measure(value.data_ptr(), code, tuple(value.shape), stride, measuring.STATS, 0, 0, 0)
     counts = row[_AT_COUNTS : _AT_COUNTS + _COUNTS.size]
     if counts == _ZEROS:
         return FINITE

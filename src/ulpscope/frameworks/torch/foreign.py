@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ulpscope import taps
 from ulpscope.frameworks.base import Observer
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.tensors import leaves
+from ulpscope.native import taps
 
 log = logging.getLogger(__name__)
 _MAPS = Path("/proc/self/maps")

@@ -17,7 +17,7 @@ from torch.nn import Module
 
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.module_tap import parameters_of
-from ulpscope.records import Stretch
+from ulpscope.model.records import Stretch
 
 Heard = Callable[[Any], None]
 _OURS = str(Path(__file__).parents[2]) + os.sep

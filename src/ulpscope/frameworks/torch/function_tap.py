@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, Shared, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch import internals, mode_stacks
@@ -36,7 +35,8 @@ from ulpscope.frameworks.torch.npu import Around
 from ulpscope.frameworks.torch.summary import PENDING, TorchMeasurer, unread_output
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.frameworks.torch.warning_lines import call_from, caller_of
-from ulpscope.records import Role
+from ulpscope.model.records import Role
+from ulpscope.native import taps
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ulpscope import taps
-from ulpscope.errors import CaptureError
+from ulpscope.model.errors import CaptureError
+from ulpscope.native import taps
 
 log = logging.getLogger(__name__)
 # The versions that every change is tried on; the newest are (minor, minor).
@@ -259,17 +259,35 @@ _flatten = _needed("torch.utils._pytree.tree_flatten")
 tree_map = _needed("torch.utils._pytree.tree_map")
 
 
+# The kind of device that somebody else brought, an NPU for one.
+other_device = _ask("torch._C._get_privateuse1_backend_name", lambda: "privateuseone")
+
+
+def _autocasts(kind: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(kind)
+    except RuntimeError:  # a kind of device that this version does not autocast
+        return False
+
+
 def autocast() -> dict[str, str]:
     """The dtype of each kind of device for which autocast is on; older versions have functions of their own for each."""
+    kinds = ("cpu", "cuda", "xpu", other_device())
     try:
-        return {
-            kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-        }
+        return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if _autocasts(kind)}
     except (AttributeError, TypeError):
         asked: Any = torch
         on = {"cpu": asked.is_autocast_cpu_enabled(), "cuda": asked.is_autocast_enabled()}
-        kinds = {"cpu": asked.get_autocast_cpu_dtype, "cuda": asked.get_autocast_gpu_dtype}
-        return {kind: str(kinds[kind]()) for kind, is_on in on.items() if is_on}
+        told = {"cpu": asked.get_autocast_cpu_dtype, "cuda": asked.get_autocast_gpu_dtype}
+        return {kind: str(told[kind]()) for kind, is_on in on.items() if is_on}
+
+
+def _untold() -> bool:
+    raise NotImplementedError("this torch does not say")
+
+
+cpu_reduces_in_half = _ask("torch._C._get_cpu_allow_fp16_reduced_precision_reduction", _untold)
+nnpack_enabled = _ask("torch._C._get_nnpack_enabled", _untold)
 
 
 def with_autograd() -> contextlib.AbstractContextManager[Any]:

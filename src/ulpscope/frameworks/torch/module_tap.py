@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ulpscope import taps
 from ulpscope.frameworks.base import Observer, OpenCall, ThreadState
 from ulpscope.frameworks.interruption import in_our_code, is_left_over
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, bordered, caller_of
 from ulpscope.frameworks.torch.recursion import STRETCH, Room
-from ulpscope.naming import MODULE
-from ulpscope.records import Phase, Role
+from ulpscope.model.names import MODULE
+from ulpscope.model.records import Phase, Role
+from ulpscope.native import taps
 
 if TYPE_CHECKING:
     from ulpscope.frameworks.torch.step_watch import StepWatch
@@ -121,6 +121,8 @@ class ModuleTap:
         self._new_thread = new_thread
         self._tidy = tidy
         self.steps: StepWatch | None = None
+        # Called once, before the next module that no other calls.
+        self.first_forward: Callable[[], None] | None = None
         self.alone: tuple[Module, str] | None = None
         self.observer = observer
         self.backward = backward
@@ -190,6 +192,9 @@ class ModuleTap:
             heard = self.steps.outermost(module, args[1:], kwargs)
             if self.observer.active is False:  # that was the end of what is wanted
                 return self.steps.tell_once(heard, args, kwargs)
+        if self.first_forward is not None:
+            told, self.first_forward = self.first_forward, None
+            told()
         call: OpenCall | None = None
         edges = None
         follow = False

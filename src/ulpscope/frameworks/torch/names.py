@@ -292,7 +292,7 @@ class Api:
         self.mutates = (
             (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         )
-        # For _taps_modes.c: what it can do by itself, and what it must look at.
+        # For calls.c: what it can do by itself, and what it must look at.
         unusual = self.pending_inputs or self.pending_outputs or self.unseen is not None
         quick = treatment == NORMAL and kind != "Aten" and not unusual
         flags = (treatment == IGNORED, quick, self.signed, kind == "Functional", self.mutates)
@@ -336,7 +336,7 @@ class ApiNames:
         return self.written.call_shape(frame)
 
     def code_class(self, code: types.CodeType) -> int:
-        """For _taps_modes.c: whose code it is."""
+        """For calls.c: whose code it is."""
         file = code.co_filename
         return (
             (file == torch.overrides.__file__)

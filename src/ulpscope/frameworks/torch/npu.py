@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ulpscope.config import read_config_file
-from ulpscope.dtypes import DType
-from ulpscope.errors import CaptureError, ConfigError, did_you_mean
 from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.tensors import leaves
+from ulpscope.model.dtypes import DType
+from ulpscope.model.errors import CaptureError, ConfigError, did_you_mean
+from ulpscope.model.options import read_config_file
 
 _CHOICES = {"dump_mode": ("output", "input", "all"), "dump_op_switch": ("off", "on")}
 _SEEDS_KEYS = ("dump_list", "dump_path", *_CHOICES)

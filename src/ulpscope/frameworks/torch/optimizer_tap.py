@@ -11,8 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.torch import internals
-from ulpscope.naming import OPTIMIZER
-from ulpscope.records import Phase, Role
+from ulpscope.model.names import OPTIMIZER
+from ulpscope.model.records import Phase, Role
 
 _NUMBERS = (float, int, Tensor)
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.torch import internals
+from ulpscope.model.errors import CaptureError
 
 VARIABLE = "OVERFLOW_DEBUG_MODE_ENABLE"
 _STATUS_WORDS, _OF_DEBUGGERS = 8, 1

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.api_arguments import Bits, UnrunnableError, function_of
 from ulpscope.frameworks.torch.replay_recorded import recorded_arguments
-from ulpscope.records import CallRecord, Phase, Role
+from ulpscope.model.errors import DumpError
+from ulpscope.model.records import CallRecord, Phase, Role
 
 Function = Callable[..., Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

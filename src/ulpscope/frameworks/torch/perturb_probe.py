@@ -11,7 +11,7 @@ from ulpscope.frameworks.base import Observer
 from ulpscope.frameworks.torch.perturb_run import Perturber
 from ulpscope.frameworks.torch.probe import TorchProbe
 from ulpscope.frameworks.torch.replay_probe import Unmeasured
-from ulpscope.records import Level
+from ulpscope.model.records import Level
 
 
 def perturb_probe(observer: Observer, perturber: Perturber, models: Sequence[Module], *, backward: bool) -> TorchProbe:

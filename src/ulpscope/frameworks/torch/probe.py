@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ulpscope.errors import CaptureError
 from ulpscope.frameworks.base import Observer, OpenCall, Sink, ThreadState
 from ulpscope.frameworks.interruption import is_left_over
 from ulpscope.frameworks.torch import internals
@@ -27,7 +26,8 @@ from ulpscope.frameworks.torch.optimizer_tap import OptimizerTap
 from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.threads import ThreadTap
 from ulpscope.frameworks.torch.warning_lines import WarningTap
-from ulpscope.records import Level
+from ulpscope.model.errors import CaptureError
+from ulpscope.model.records import Level
 
 NAME = "pytorch"
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ulpscope.errors import DumpError
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch import replay_tables as tables
@@ -29,8 +28,9 @@ from ulpscope.frameworks.torch.replay_recorded import (
 )
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_values import mapped_args, mapped_kwargs
-from ulpscope.naming import call_text
-from ulpscope.records import CallRecord, PathStep, Phase, Role
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text
+from ulpscope.model.records import CallRecord, PathStep, Phase, Role
 
 _ALL_RESULTS = list(range(64))
 _INDEXING = frozenset({"__getitem__", "__setitem__"})

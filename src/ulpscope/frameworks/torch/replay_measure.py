@@ -30,7 +30,7 @@ _NOT_FINITE = ("lost", "overflowed", "undefined", "infinite")
 
 
 def rounded_factors(plan: Plan, device: str, products: dict[str, str]) -> str | None:
-    """What the factors of a product of float32 may be rounded to; `products` as in `devices.float32_products`."""
+    """What the factors of a product of float32 may be rounded to; `products` as in `settings.float32_products`."""
     kind = tables.FACTORS_ROUNDED.get(plan.name)
     allowed = products.get(f"{device} {kind}") if kind is not None else None
     return allowed if allowed in FACTORS else None

@@ -20,7 +20,6 @@ from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.dense import untouchable
-from ulpscope.frameworks.torch.devices import float32_products
 from ulpscope.frameworks.torch.dispatch_tap import KernelMode, raises_late, redispatch, written_by
 from ulpscope.frameworks.torch.names import ApiNames
 from ulpscope.frameworks.torch.replay_exchange import Exchanges
@@ -30,6 +29,7 @@ from ulpscope.frameworks.torch.replay_place import Places
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_tables import FACTORS_ROUNDED
 from ulpscope.frameworks.torch.replay_values import items, results, tensors
+from ulpscope.frameworks.torch.settings import float32_products
 
 Emit = Callable[[dict[str, Any]], None]
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})

@@ -14,7 +14,7 @@ from ulpscope.frameworks.base import Observer
 from ulpscope.frameworks.torch.probe import TorchProbe, is_data_worker, models_of
 from ulpscope.frameworks.torch.replay_mode import Emit, ReplayMode, ReplayTap
 from ulpscope.frameworks.torch.replay_place import Places
-from ulpscope.records import Level
+from ulpscope.model.records import Level
 
 __all__ = ["ReplayProbe", "in_torch", "is_data_worker", "models_of"]
 _TORCH = str(Path(torch.__file__).parent)

@@ -19,8 +19,8 @@ from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.replay_measure import measures, rounded_factors
 from ulpscope.frameworks.torch.replay_origins import fingerprint, scalars
 from ulpscope.frameworks.torch.replay_reference import Plan
-from ulpscope.naming import GENERATOR
-from ulpscope.records import CallRecord, PathStep, Payload, Role, Value
+from ulpscope.model.names import GENERATOR
+from ulpscope.model.records import CallRecord, PathStep, Payload, Role, Value
 
 Bits = Callable[[Value], Any]
 _SPACES = {"Aten": "aten", "NPU": "npu"}

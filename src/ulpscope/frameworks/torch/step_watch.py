@@ -15,12 +15,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ulpscope.errors import OverflowStop
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.codeswap import CodeSwap, Trouble, watching
 from ulpscope.frameworks.torch.forwards import Forwards, Heard, place_of_call
 from ulpscope.frameworks.torch.updates import ByHand, Optimizers
-from ulpscope.records import Stretch
+from ulpscope.model.errors import OverflowStop
+from ulpscope.model.records import Stretch
 
 # So many forwards of an inference are a step each; from then on so many are one.
 _INFERENCES = 100

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ulpscope import native
-from ulpscope.dtypes import DTYPES
 from ulpscope.frameworks.base import Sink
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import direct, internals, names, tensors
@@ -28,7 +26,9 @@ from ulpscope.frameworks.torch.dense import dense_form, has_symbols, is_enormous
 from ulpscope.frameworks.torch.names import Api
 from ulpscope.frameworks.torch.tensors import Path, Unrecordable
 from ulpscope.frameworks.torch.unwritten import Unwritten
-from ulpscope.records import UNWRITTEN
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.model.records import UNWRITTEN
+from ulpscope.native import measuring
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,9 @@ class TorchMeasurer:
     ) -> None:
         self._sink = sink
         self._flags = (
-            (native.STATS if statistics else 0) | (native.CRC if checksum else 0) | (native.SKETCH if sketch else 0)
+            (measuring.STATS if statistics else 0)
+            | (measuring.CRC if checksum else 0)
+            | (measuring.SKETCH if sketch else 0)
         )
         self._payloads = payloads
         self._reuse = reuse
@@ -112,7 +114,7 @@ class TorchMeasurer:
             rewritten=self._rewritten,
             unwritten=self.unwritten.places,
             wrapped=internals.is_transformed,
-            measure=None if self._payloads else native.MEASURE_FOR_C,
+            measure=None if self._payloads else measuring.MEASURE_FOR_C,
             measure_flags=self._flags,
             ordinary=direct.is_ordinary,
             meant=is_meant_for_the_program,
@@ -329,7 +331,7 @@ class TorchMeasurer:
         self._sweep_at = 2 * (len(self._known) + len(self._seen)) + _SWEEP
 
     def _payload(self, pointer: int, meta: _Meta) -> tuple[int, int] | None:
-        mark = native.fingerprint(pointer, meta.itemsize, meta.shape, meta.stride)
+        mark = measuring.fingerprint(pointer, meta.itemsize, meta.shape, meta.stride)
         payload = self._stored.get(mark)
         if payload is None:
             payload = self._sink.add_payload(pointer, meta.itemsize, meta.shape, meta.stride, meta.nbytes)

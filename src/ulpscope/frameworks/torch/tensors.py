@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
-from ulpscope.records import PathStep
+from ulpscope.model.records import PathStep
 
 MAX_DEPTH = 32
 # A longer list of plain numbers is one value: a thousand token ids are not a thousand rows.

@@ -16,8 +16,8 @@ from torch import Tensor
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.names import UNINITIALISED, Api
 from ulpscope.frameworks.torch.tensors import leaves
-from ulpscope.naming import FILLS, INIT, KINDS
-from ulpscope.records import UNWRITTEN
+from ulpscope.model.names import FILLS, INIT, KINDS
+from ulpscope.model.records import UNWRITTEN
 
 # Said where writes came that we cannot follow: then there is something to know, and we do not.
 UNSURE = "memory that was uninitialised, and was written in a way that is not followed; fill it by one call"

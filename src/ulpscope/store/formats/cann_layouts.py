@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.dtypes import DType, bits_from
-from ulpscope.errors import DumpError
+from ulpscope.model.dtypes import DType, bits_from
+from ulpscope.model.errors import DumpError
 from ulpscope.store.formats.cann import KernelTensor
 
 Array = NDArray[Any]

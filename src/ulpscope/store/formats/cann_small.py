@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.dtypes import DTYPES, DType
+from ulpscope.model.dtypes import DTYPES, DType
 
 Array = NDArray[Any]
 _WHOLE = {"INT2": (2, "int8"), "UINT2": (2, "uint8"), "INT4": (4, "int8")}

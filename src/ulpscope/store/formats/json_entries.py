@@ -13,8 +13,8 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from ulpscope.errors import DumpError
-from ulpscope.pairs import skip_json
+from ulpscope.model.errors import DumpError
+from ulpscope.native.pairs import skip_json
 from ulpscope.store.mapped import forget
 
 _MOST_BYTES = 8 << 30

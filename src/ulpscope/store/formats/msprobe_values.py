@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ulpscope.dtypes import DTYPES
-from ulpscope.errors import DumpError
-from ulpscope.naming import SAVED
-from ulpscope.records import CallId, PathStep, Payload, Phase, Role, Slot, Stats, Summary, ToldStats, Value
+from ulpscope.model.dtypes import DTYPES
+from ulpscope.model.errors import DumpError
+from ulpscope.model.names import SAVED
+from ulpscope.model.records import CallId, PathStep, Payload, Phase, Role, Slot, Stats, Summary, ToldStats, Value
 
 STATISTICS = ("Max", "Min", "Mean", "Norm")
 # msprobe wraps a dictionary that a module returns into a list; ours says so, to read it back as it was.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 from ulpscope.store.formats.xlsx_reader import Cell, Table, read_sheet, sheet_names
 
 

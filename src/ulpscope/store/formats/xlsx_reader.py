@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 from xml.parsers import expat
 
-from ulpscope.errors import DumpError
+from ulpscope.model.errors import DumpError
 
 Cell = str | int | float | bool | None
 Table = tuple[list[str], Iterator[tuple[Cell, ...]]]

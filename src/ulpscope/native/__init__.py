@@ -1,0 +1,1 @@
+"""All C, and its faces in Python."""

@@ -1,0 +1,18 @@
+/* How one extension has a tensor measured by another, without Python between them. */
+#ifndef ULPSCOPE_MEASURE_H
+#define ULPSCOPE_MEASURE_H
+#include "abi.h"
+
+#define MEASURE_FOR_C "ulpscope.native._measure.MEASURE_FOR_C" /* what the capsule is called */
+#define NONE64 0xFFFFFFFFFFFFFFFFu /* no payload, and no sketch: tables.py */
+enum { MEASURE_BYTES = 112, MOST_OF_ROW = MEASURE_BYTES + 4 * 256 }; /* a row; with the longest sketch */
+typedef struct {
+    const void *at;
+    long code, flags;
+    int64_t dim;
+    const int64_t *sizes, *strides; /* in elements */
+    uint64_t sketch_offset;
+} Measured;
+/* Writes its row; how long that is, -1 after an error. */
+typedef Py_ssize_t (*MeasureForC)(const Measured *, char *row);
+#endif
