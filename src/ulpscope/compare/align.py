@@ -179,6 +179,8 @@ class _Groups:
                 [place for place in theirs if place not in used],
                 [place for place in mine if place not in ours],
             )
+        if even and len(theirs) == len(mine) and self._values is not None:
+            return [*found, *zip(mine, theirs, strict=True)]  # as many here as there, and no better partner
         return [*found, *self._by_arguments(theirs, mine)]
 
     def _is_in_order(self, theirs: Sequence[int], mine: Sequence[int], values: Values) -> bool:

@@ -70,6 +70,7 @@ class Search:
         self._decided: list[int] = []
         self._alone_at: int | None = None
         self._held: list[tuple[Strand, Finding]] = []
+        self._is_other_dtype = False
 
     def see(self, comparison: CallComparison) -> Status:
         """Counts a call and says what it is."""
@@ -118,6 +119,12 @@ class Search:
     def _remark(self, view: CallView) -> None:
         """What was another thing that was asked for, or given, and showed in nothing."""
         found, each = self.found, view.changed or view.outside
+        coarser = next((other for other in view.outs if Code.DTYPE in other.verdict.codes), None)
+        if coarser is not None and not self._is_other_dtype and not view.changed:
+            self._is_other_dtype = True
+            left, right = (value.dtype for value in (coarser.reference, coarser.target) if value is not None)
+            text = f"from here on the runs compute in other dtypes: {slot_of(coarser)} is {right} in the target, {left} in the reference"
+            found.remarks.insert(0, (call_text(view.call), text))
         if each is None or len(found.remarks) >= _FEW:
             return
         text = f"{slot_of(each)} is {each.verdict.text}" if each is view.changed else f"{slot_of(each)} differs"

@@ -24,8 +24,8 @@ from ulpscope.compare.values import Values, plain_module
 from ulpscope.findings.exchange import KIND
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.view import CallView, changed_argument, is_number, most, parted, slot_of
-from ulpscope.model.names import MODULE, OPTIMIZER, call_text, is_within
-from ulpscope.model.records import CallRecord, Phase, Value
+from ulpscope.model.names import MODULE, OPTIMIZER, call_text, is_within, slot_text
+from ulpscope.model.records import CallRecord, Phase, Role, Value
 
 _SHOWN = 6
 # So far may two implementations of an optimizer's step be apart.
@@ -473,6 +473,13 @@ class _Lost:
             return self._of(found, Status.LOST, comparison, most(ins), most(outs), text)
         theirs = [self._reference.dump.nth(each) for each in region.theirs[:1]]
         module = self._module(region, call, theirs)
+        taken = self._taken_by(region, theirs)
+        if taken:
+            alone = compare_calls(
+                self._reference.dump, self._target.dump, Match(None, call, How.ALONE, "the reference has no such call")
+            )
+            text = f"only the target has it, and {taken}"
+            return replace(self._of(found, Status.UNMATCHED, alone, None, None, text), module=module)
         match = Match(
             theirs[0] if theirs else None,
             call,
@@ -483,6 +490,17 @@ class _Lost:
         text = "what it gives is not found in the reference, what it reads is"
         status = Status.LOST if theirs else Status.UNMATCHED
         return replace(self._of(found, status, comparison, None, None, text), module=module)
+
+    def _taken_by(self, region: _Region, theirs: list[CallRecord]) -> str:
+        """Who takes what a call gives that was put between two calls of the reference."""
+        if not theirs or theirs[0].seq not in self._theirs_matched:
+            return ""
+        taker = self._target.dump.by_seq(self._theirs_matched[theirs[0].seq])
+        made = set(self._target.outputs[region.position])
+        for value in () if taker is None else taker.values:
+            if value.slot.role is not Role.OUTPUT and self._target.node(value) in made:
+                return f"{call_text(taker.id)} takes what it gives as {slot_text(value.slot)}"  # type: ignore[union-attr]
+        return ""
 
     def _module(self, region: _Region, call: CallRecord, theirs: list[CallRecord]) -> str:
         """The module to look at: that of the call, unless the reference made all of a module around it in one call, or there is none."""
