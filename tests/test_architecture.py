@@ -1,4 +1,5 @@
-"""The rules of the house that a machine can check. Sources are parsed, never imported.
+"""The rules of the house that a machine can check. Sources are parsed, never imported
+(but the table of operators, which says what an operator is).
 
 Each rule is a function from a path below src/ulpscope and a text to the violations it finds, so that the rules themselves are
 tested on made-up sources at the end of this file.
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pytest
+
+from ulpscope.model import operators
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGE = SRC / "ulpscope"
@@ -188,6 +191,51 @@ def private_names_of_torch(path: str, source: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+# The one place where operators are listed; elsewhere only what is defined by a function, or is an older tool's own list.
+LIST_OPERATORS = {
+    "model/operators.py": "the table",
+    "analyze/advice.py": "an older tool's list, in its words",
+    "analyze/divergence.py": "goes with the search by names",
+    "analyze/exchange.py": "goes with the search by names",
+    "frameworks/torch/mode_dependent.py": "a function each: for which arguments",
+    "frameworks/torch/replay_definitions.py": "a function each: the definition",
+    "frameworks/torch/replay_scales.py": "a function each: the scale of its error",
+    "frameworks/torch/unwritten.py": "a function each: which part it writes",
+    "replay/standards.py": "an older tool's standards",
+    "report/relations.py": "a function each: what an older tool expects of ranks",
+}
+# Names of operators that are words of other things as well: dtypes, statistics, fields.
+AMBIGUOUS = """abs add all any barrier bfloat16 bool byte char complex copy cpu cuda data __delete__ dim div dot double eq
+    float full ge __get__ grad gt half index int le log long lt max mean median min mul mv ne neg normal npu pad pow rename
+    repeat round scatter select send __set__ short sign size storage stride sub sum tensor to type view where"""
+OPERATORS = {*operators.NAMES, *operators.ROLES_OF_COLLECTIVES, *operators.FACTORS_ROUNDED} - set(AMBIGUOUS.split())
+MANY = 3
+
+
+def operator_lists(path: str, source: str) -> list[str]:
+    """Tables of operators beside the one that there is: a collection, the keys of a dict, or a text of three or more."""
+    if path in LIST_OPERATORS:
+        return []
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Set() | ast.Tuple() | ast.List():
+                parts = [each.value for each in node.elts if isinstance(each, ast.Constant)]
+            case ast.Dict():
+                parts = [each.value for each in node.keys if isinstance(each, ast.Constant)]
+            case ast.Constant(value=str(text)):
+                words = text.split()
+                parts = words if all(word in OPERATORS or word in AMBIGUOUS.split() for word in words) else []
+            case _:
+                continue
+        named = [part for part in parts if isinstance(part, str) and operators.bare(part) in OPERATORS]
+        if len(named) >= MANY:
+            found.append(
+                f"{path}:{node.lineno}: {', '.join(named[:MANY])}: what operators are stands in model/operators.py"
+            )
+    return found
+
+
 Rule = Callable[[str, str], list[str]]
 RULES_FOR_PYTHON: list[Rule] = [
     wrong_directions,
@@ -196,6 +244,7 @@ RULES_FOR_PYTHON: list[Rule] = [
     private_names_of_torch,
     prints,
     empty_class_names,
+    operator_lists,
 ]
 RULES_FOR_ALL: list[Rule] = [too_long, names_that_say_nothing]
 
@@ -274,6 +323,10 @@ BAD: list[tuple[Rule, str, str]] = [
     (framework_imports, "cli/main.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
     (private_names_of_torch, "frameworks/torch/tensors.py", "x = torch._C._functorch.maybe_current_level()"),
     (private_names_of_torch, "frameworks/torch/tensors.py", "from torch.utils._pytree import tree_map"),
+    (operator_lists, "findings/rules.py", "UNEVEN = frozenset(['addcdiv', 'divide', 'log10'])"),
+    (operator_lists, "findings/rules.py", "if name in ('addmm', 'aten.bmm.default', 'baddbmm_'): pass"),
+    (operator_lists, "findings/rules.py", "SCALES = {'addcmul': 1, 'lerp': 2, 'gelu': 3}"),
+    (operator_lists, "findings/rules.py", "NAMES = 'addmm bmm mm baddbmm'.split()"),
     (too_long, "store/dump.py", "\n" * 601),
     (too_long, "native/measure.c", "\n" * 701),
     (names_that_say_nothing, "store/utils.py", ""),
@@ -309,6 +362,9 @@ GOOD: list[tuple[Rule, str, str]] = [
         "frameworks/torch/tensors.py",
         "x = value._version, torch.__version__, torch.ops._c10d_functional",
     ),
+    (operator_lists, "findings/rules.py", "if name in ('mm', 'addmm'): pass"),
+    (operator_lists, "report/text.py", "COLUMNS = ('type', 'shape', 'max', 'min', 'mean')"),
+    (operator_lists, "model/operators.py", "NAMES = ['addmm', 'bmm', 'baddbmm']"),
     (too_long, "store/dump.py", "\n" * 500),
     (too_long, "native/measure.c", "\n" * 700),
     (names_that_say_nothing, "store/run_folder.py", ""),

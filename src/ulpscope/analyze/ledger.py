@@ -13,8 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.analyze.limits import LOW, ONE_BY_ONE, STEPWISE, UNITS, Limit, limit
+from ulpscope.analyze.limits import LOW, UNITS, Limit, limit
 from ulpscope.analyze.told import Key, keyed, told_differently
+from ulpscope.model.operators import Trait, traits
 from ulpscope.store.ledger_file import Exchange, Measure, Row
 
 # Moved values are equal: what is left is the rounding of the sketches themselves, which are sums in float64.
@@ -268,7 +269,7 @@ def _unlike_its_peers(row: Row, measure: Measure, other: Measure | None, peers: 
     """Partial sums rounded in low precision: below what theory allows, but this run's other calls do not do it."""
     if measure.dtype not in LOW or row.kind != "contraction" or measure.rms < _NOTABLE:
         return 0.0, ""
-    if math.prod(measure.shape) < _MANY or row.name in ONE_BY_ONE:
+    if math.prod(measure.shape) < _MANY or Trait.ONE_BY_ONE in traits(row.name):
         return 0.0, ""  # the error of a few elements is a matter of chance, that of a running sum one of its length
     if row.name.startswith("convolution") and not _comparable(other):
         return 0.0, ""  # another size of the kernel is another algorithm
@@ -286,7 +287,7 @@ def _misrounded(row: Row, measure: Measure, other: Measure | None) -> tuple[floa
     count = math.prod(measure.shape)
     if measure.dtype not in LOW or count < _MANY:
         return 0.0, ""
-    theory = 0.5 if row.name in STEPWISE else 0.2
+    theory = 0.5 if Trait.STEPWISE in traits(row.name) else 0.2
     allowed = theory if other is None else max(0.02, 3 * other.misrounded)
     allowed += 4 * math.sqrt(allowed / count)
     why = f"{measure.misrounded:.0%} of the results are not the nearest {measure.dtype}, expected at most {allowed:.0%}"

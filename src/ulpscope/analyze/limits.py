@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ulpscope.model.operators import Trait, traits
 from ulpscope.store.ledger_file import Measure, Row
 
 # Unit round-off: half the distance of 1 to the next number.
@@ -18,48 +19,6 @@ UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat1
 FACTORS = {"tf32 factors": 2.0**-11, "bf16 factors": 2.0**-8}
 UNITS |= FACTORS
 LOW = frozenset({"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
-# Adds up one by one in the dtype of the result: the error grows with the root of the length.
-ONE_BY_ONE = frozenset(
-    [
-        "embedding_dense_backward",
-        "index_add",
-        "index_add_",
-        "scatter_add",
-        "scatter_add_",
-        "index_put",
-        "index_put_",
-        "_index_put_impl_",
-        "cumsum",
-        "nll_loss_forward",
-        "nll_loss2d_forward",
-    ]
-)
-# The same for the gradients of weight and bias; the gradient of the input is no long sum.
-_NORMS = frozenset(
-    {
-        "native_layer_norm_backward",
-        "native_group_norm_backward",
-        "native_batch_norm_backward",
-        "cudnn_batch_norm_backward",
-    }
-)
-# Multiplies by a factor that is rounded first: all results may lean the same way.
-_FACTOR = frozenset(
-    {
-        "native_dropout_backward",
-        "mse_loss_backward",
-        "lerp",
-        "addcmul",
-        "addcdiv",
-        "smooth_l1_loss_backward",
-        "huber_loss_backward",
-    }
-)
-# Products of three in the working precision: a third of the results is not the nearest number.
-STEPWISE = frozenset({"sigmoid_backward", "tanh_backward"})
-# One plus something near minus one: quick approximations of that are several units off at a few elements.
-_CANCELS = frozenset({"gelu", "erfc", "expm1", "log1p", "softplus", "mish"})
-_ONCE = frozenset(["mul", "add", "sub", "rsub", "square", "sqrt", "reciprocal"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +35,24 @@ def limit(row: Row, measure: Measure) -> Limit:
     low = measure.dtype in LOW
     length = math.sqrt(max(1, measure.terms))
     name = row.name.removeprefix("_foreach_").rstrip("_")
-    if row.name in ONE_BY_ONE or name in ONE_BY_ONE or (name in _NORMS and measure.place > 0):
+    known = traits(name)
+    if Trait.ONE_BY_ONE in known or (Trait.SUMS_BESIDE in known and measure.place > 0):
         return Limit(2.0 + 4.0 * length, 16.0 + 32.0 * length, 1.0)
-    if name in _FACTOR:
+    if Trait.ROUNDED_FACTOR in known:
         return Limit(1.5, 6.0, 1.2) if low else Limit(2.0, 16.0, 1.2)
     if measure.dtype in FACTORS:
         return Limit(8.0, 64.0, 4.0) if row.kind == "other" else Limit(1.5, 10.0, 1.2)
     if row.kind == "map":
-        if name == "div" and not low:
-            return Limit(2.0, 4.0, 1.2)  # by a scalar: the rounded reciprocal is multiplied
-        if name in _ONCE and row.scalars and not low:
+        if name == "div":
+            # By a scalar: the rounded reciprocal is multiplied.
+            return Limit(1.0, 2.5, 0.2) if low else Limit(2.0, 4.0, 1.2)
+        if Trait.ROUNDED_ONCE in known and row.scalars and not low:
             return Limit(1.6, 3.0, 1.2)  # the scalar is rounded to the dtype first
-        if name in _ONCE:
+        if Trait.ROUNDED_ONCE in known:
             return Limit(1.0, 2.5, 0.4)
-        if name in _CANCELS and low:
+        if Trait.CANCELS in known and low:
             return Limit(1.0, 4.0, 0.2)
-        if name in STEPWISE and low:
+        if Trait.STEPWISE in known and low:
             return Limit(1.2, 4.0, 0.3)
         return Limit(1.0, 2.5, 0.2) if low else Limit(2.0, 16.0, 0.5)
     if row.kind == "norm":

@@ -13,7 +13,7 @@ from typing import Any
 
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
-from ulpscope.frameworks.base import Forward, Measurer, OpenCall, Shared, ThreadState
+from ulpscope.frameworks.base import Forward, Measurer, OpenCall, PathOfCode, Shared, ThreadState
 from ulpscope.frameworks.threads import Threads
 from ulpscope.model.background import is_own
 from ulpscope.model.records import PathStep, Phase, Role
@@ -69,6 +69,7 @@ class Recorder(Threads):
             all_free=self._selection.is_free,
             forward=self._selection.forward,
             backward_wanted=self._selection.backward,
+            follows_backward=self._selection.follows_backward,
         )
         for name in ("state", "enter", "leave", "open_call", "open_backward", "show", "close_call"):
             setattr(self, name, getattr(fast, name))
@@ -109,7 +110,8 @@ class Recorder(Threads):
         modules = state.modules
         above, stop = -1, None
         if modules:
-            call.module = modules[-1][0]
+            path = modules[-1][0]
+            call.module = path.inside(frame) if isinstance(path, PathOfCode) else path
             stop, above = modules[-1][2], modules[-1][3]
         if phase in (Phase.FORWARD, Phase.BACKWARD, Phase.PARAMETERS_GRAD):
             selection = self._selection
@@ -154,6 +156,9 @@ class Recorder(Threads):
         else:
             self.note("a backward pass reached calls of an earlier step")
         call.again = again
+        selection = self._selection
+        if selection.follows_backward and not selection.wants_now(kind, name, index, module):
+            call.wanted, call.epoch = False, 0
         return call
 
     def show(

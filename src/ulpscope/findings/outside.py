@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
 from ulpscope.model.names import MODULE, OPTIMIZER
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import Phase, Value
-
-_MAKERS = frozenset({"tensor", "scalar_tensor", "full"})
 
 
 @dataclass(slots=True)
@@ -48,7 +47,7 @@ class Outside:
         self, comparison: CallComparison, ins: Sequence[Comparison], outs: Sequence[Comparison]
     ) -> Strand | None:
         call = comparison.match.call
-        made = call.id.name in _MAKERS and not call.module and call.id.phase is Phase.FORWARD
+        made = Trait.MAKES_NUMBERS in traits(call.id.name) and not call.module and call.id.phase is Phase.FORWARD
         odd = [each for each in ins if each.verdict.level is not Level.PASS]
         if not made or not odd or not all(map(_is_number, odd)) or not all(map(_is_alike, outs)):
             return None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ulpscope.compare.comparison import Comparison
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallId, Value
 
 # A correct kernel may round its output and every partial result of a long sum; the sum itself is kept in float32 or better.
@@ -14,8 +15,6 @@ _SUM_ROUNDINGS = 256.0
 _SUM_ROUND_OFF = 2.0**-24
 # How much more relative error than its inputs a well-behaved call may have.
 _GAIN = 16.0
-# Calls whose output may be small because a factor is: nothing cancels there.
-_SCALES = frozenset({"mul", "rmul", "imul", "div", "idiv", "truediv", "rtruediv", "itruediv", "multiply", "divide"})
 # A mask is filled with the largest number there is: its size says nothing.
 _FILLED = 1e30
 
@@ -24,7 +23,7 @@ def limit_of(call: CallId, ins: Sequence[Comparison], outs: Sequence[Comparison]
     """The largest error that rounding and the inputs' own error, `into`, may have given the outputs of a call."""
     rounding = max(coarsest(ins), coarsest(outs))
     kept = _cancelled(ins, outs)
-    return (1.0 if call.name.strip("_") in _SCALES else kept) * rounded(rounding) + kept * _GAIN * (into or 0.0)
+    return (1.0 if Trait.SCALES in traits(call.name) else kept) * rounded(rounding) + kept * _GAIN * (into or 0.0)
 
 
 def is_rounding(each: Comparison) -> bool:

@@ -11,14 +11,10 @@ from collections.abc import Callable
 from ulpscope.compare.comparison import Code
 from ulpscope.findings.model import Status
 from ulpscope.findings.view import CallView, is_number, is_tensor, slot_of, unmeasured
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import Phase
 
 Said = tuple[Status, str]
-# Calls that make much of the smallest elements, whose errors the length of a tensor does not show.
-_UNEVEN = frozenset(
-    ["addcdiv", "div", "idiv", "rdiv", "truediv", "rtruediv", "itruediv", "divide", "true_divide", "log", "log2", "log10", "sign", "sgn",
-     "angle", "atan2", "normalize"]
-)  # fmt: skip
 # Above this error two values have nothing in common, and how much more a call makes of it says nothing.
 LOST = 0.25
 
@@ -78,7 +74,7 @@ def explained(view: CallView) -> Said | None:
     if view.out is None:
         given = view.dirty or view.unsure
     else:
-        enlarged = view.into is None or view.into > LOST or view.call.name.strip("_") in _UNEVEN
+        enlarged = view.into is None or view.into > LOST or Trait.UNEVEN in traits(view.call.name)
         given = view.unsure or (view.dirty and enlarged)
     return (Status.INHERITED, "") if given else None
 

@@ -14,13 +14,9 @@ from dataclasses import dataclass, field
 
 from ulpscope.compare.comparison import CallComparison, Comparison, Level
 from ulpscope.model.names import MODULE
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import Phase
 
-# Calls whose floats step.
-_STEPS = frozenset(
-    {"bernoulli", "bernoulli_", "ceil", "floor", "floor_divide", "fmod", "heaviside", "hardshrink", "remainder", "round", "sgn", "sign", "threshold",
-     "trunc", "__floordiv__", "__mod__"}
-)  # fmt: skip
 _WHOLE = ("torch.bool", "torch.int", "torch.uint")
 # So many times the coarsest rounding that was seen is called rounding; above it, what rounding has grown to.
 _NEAR = 64.0
@@ -87,7 +83,7 @@ def is_choice(
     odd = [each for each in outs if each.verdict.level is Level.FAIL and each.target is not None]
     if not odd or comparison.match.call.id.phase is not Phase.FORWARD or not any(_differs(each) for each in ins):
         return False
-    steps = by_far and comparison.match.call.id.name.partition(".")[0] in _STEPS
+    steps = by_far and Trait.STEPS in traits(comparison.match.call.id.name)
     return steps or all(_is_whole(each) for each in odd)
 
 

@@ -11,12 +11,11 @@ from ulpscope.compare.value_graph import is_overwritten
 from ulpscope.findings.exchange import Side, is_group
 from ulpscope.findings.rounding import coarsest, is_rounding, rounded
 from ulpscope.model.names import OPTIMIZER, slot_text
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import UNWRITTEN, CallId, Phase, Role
 
 # Numbers that an optimizer uses with its parameters, of which its call does not tell.
 _OF_OPTIONS = 2.0**-24
-# Calls that make or overwrite memory without computing: what their output holds before that is not a result.
-_MEMORY = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "set_", "resize_"})
 # A number that was read back from a tensor has its error; one that was written in a program differs by more.
 _READ_BACK = 2048.0
 # So much more relative error than its inputs has a call at most whose arguments are others, and mean the same.
@@ -83,7 +82,7 @@ def parted(comparison: CallComparison) -> tuple[list[Comparison], list[Compariso
                 outs.append(each)
         elif not any(unwritten) and not is_overwritten(call, each.slot):
             ins.append(each)
-    return ins, [] if call.name.partition(".")[0] in _MEMORY else outs
+    return ins, [] if Trait.UNINITIALISED in traits(call.name) else outs
 
 
 def most(values: Sequence[Comparison]) -> float | None:

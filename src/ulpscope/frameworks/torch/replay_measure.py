@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import replay_reference as references
-from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.replay_choice import choice_scores
 from ulpscope.frameworks.torch.replay_pieces import Piece, cut, measured, merged
 from ulpscope.frameworks.torch.replay_reference import Expected, Plan
@@ -23,6 +22,7 @@ from ulpscope.frameworks.torch.replay_score import (
     subnormal,
 )
 from ulpscope.frameworks.torch.replay_values import results, tensors
+from ulpscope.model.operators import FACTORS_ROUNDED
 
 Measures = list[dict[str, Any]]
 BLOCK = 1 << 16  # elements that are scored at a time
@@ -31,7 +31,7 @@ _NOT_FINITE = ("lost", "overflowed", "undefined", "infinite")
 
 def rounded_factors(plan: Plan, device: str, products: dict[str, str]) -> str | None:
     """What the factors of a product of float32 may be rounded to; `products` as in `settings.float32_products`."""
-    kind = tables.FACTORS_ROUNDED.get(plan.name)
+    kind = FACTORS_ROUNDED.get(plan.name)
     allowed = products.get(f"{device} {kind}") if kind is not None else None
     return allowed if allowed in FACTORS else None
 

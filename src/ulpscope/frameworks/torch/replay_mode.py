@@ -27,9 +27,9 @@ from ulpscope.frameworks.torch.replay_measure import exact_measures, measures, r
 from ulpscope.frameworks.torch.replay_origins import Origins, scalars
 from ulpscope.frameworks.torch.replay_place import Places
 from ulpscope.frameworks.torch.replay_reference import Plan
-from ulpscope.frameworks.torch.replay_tables import FACTORS_ROUNDED
 from ulpscope.frameworks.torch.replay_values import items, results, tensors
 from ulpscope.frameworks.torch.settings import float32_products
+from ulpscope.model.operators import FACTORS_ROUNDED
 
 Emit = Callable[[dict[str, Any]], None]
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})

@@ -15,24 +15,23 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
-from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.replay_definitions import DEFINITIONS
 from ulpscope.frameworks.torch.replay_scales import MAPS, SCALES
 from ulpscope.frameworks.torch.replay_score import UNIT
 from ulpscope.frameworks.torch.replay_values import items, mapped, mapped_args, mapped_kwargs, tensors
+from ulpscope.model.operators import FIRST_FACTOR, HIDDEN_WRITES, OPAQUE_OUTPUTS, Trait, traits
 
 Definition = Callable[..., Any]
+# Movement that may change the dtype, or writes plain numbers: the source is taken in float64 and rounded anew.
+_CASTS = Trait.CASTS | Trait.COPIES_OVER
 _STEP = 2.0**-26
 _SAMPLES = 2
 _LARGE = 1 << 14
 _BLOCK = 1 << 19
 _FACTORS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-# Written by kernels whose schema does not say so.
-_HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
-# What they return is what they were given, though their schema does not say so.
-_SAME = frozenset({"_unsafe_view", "wait_tensor", "_wrap_tensor_autograd"})
 _REDUCES = frozenset({"norm", "max"})  # of a list, each to one number
-_HALF_TO_FLOAT = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
+# Namespaces of kernels and kinds of calls that bear an operand a little nearer to zero.
+_KNOWN_DOMAINS = frozenset({"aten", "prims", "Functional", "Torch", "Tensor", "VF"})
 # The process-wide registry of `ulpscope.reference`: an operator is registered once, as in torch itself.
 _registered: dict[str, Definition] = {}
 
@@ -70,7 +69,7 @@ class Plan:
 
     @property
     def decides(self) -> bool:
-        return self.name in tables.DECIDES
+        return Trait.DECIDES in traits(self.name)
 
 
 @dataclass(slots=True)
@@ -96,17 +95,18 @@ def plan_of(func: Any) -> Plan:
         for place, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    written += [(place, schema.arguments[place].name) for place in _HIDDEN_WRITES.get(rest, ())]
+    written += [(place, schema.arguments[place].name) for place in HIDDEN_WRITES.get(rest, ())]
     aliases = [returned.alias_info for returned in schema.returns]
     fresh = [place for place, alias in enumerate(aliases) if alias is None]
     name = rest.removeprefix("_foreach_") if rest.startswith("_foreach_") else rest
-    bare = name if name in tables.EXACT or name in tables.MULTILINEAR else name.removesuffix("_")
+    known = traits(name)
+    bare = name if known & (Trait.EXACT | Trait.MULTILINEAR) else name.removesuffix("_")
     plan = Plan(func, f"{space}.{rest}.{func._overloadname}", bare, "", written, fresh)
     plan.registered = _registered.get(f"{space}::{rest}")
     plan.schema = [argument.name for argument in schema.arguments]
     plan.defaults = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
     plan.kind = _kind(plan, func, bool(aliases) and all(alias is not None for alias in aliases), rest)
-    plan.working = plan.kind in ("contraction", "other") or bare in tables.SEVERAL_ROUNDINGS
+    plan.working = plan.kind in ("contraction", "other") or Trait.SEVERAL_ROUNDINGS in known
     return plan
 
 
@@ -114,17 +114,18 @@ def _kind(plan: Plan, func: Any, aliased: bool, rest: str) -> str:
     name = plan.name
     if plan.registered is not None:
         return "custom"
-    if rest in tables.UNWRITTEN or name in tables.UNWRITTEN:
+    known = traits(name)
+    if Trait.UNINITIALISED in traits(rest):
         return "unwritten"
-    if (aliased and not plan.written) or name in _SAME:
+    if (aliased and not plan.written) or Trait.GIVES_BACK in known:
         return "view"
     if torch.Tag.nondeterministic_seeded in func.tags and name not in DEFINITIONS:
         return "random"
-    if name in tables.POOLS or (name in tables.CHOOSES and (len(func._schema.returns) > 1 or name.startswith("arg"))):
+    if Trait.POOLS in known or (Trait.CHOOSES in known and (len(func._schema.returns) > 1 or name.startswith("arg"))):
         return "choice"
-    if name in tables.EXACT:
+    if Trait.EXACT in known:
         return "movement"
-    if name in tables.MULTILINEAR:
+    if Trait.MULTILINEAR in known:
         return "contraction"
     if name in SCALES:
         return "map" if torch.Tag.pointwise in func.tags else "norm"
@@ -137,7 +138,7 @@ def outputs(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     """The tensors a call has made or written, in a fixed order: fresh results, then written arguments."""
     returned = result if isinstance(result, tuple) else (result,)
     found: list[Any] = []
-    hidden = tables.OPAQUE_OUTPUTS.get(plan.name, ())
+    hidden = OPAQUE_OUTPUTS.get(plan.name, ())
     for place in plan.fresh:
         if place < len(returned) and place not in hidden:
             item = returned[place]
@@ -162,11 +163,9 @@ def expected(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: l
     """The reference of a call. Raises where there is none."""
     floats = [leaf for leaf in tensors(args, kwargs) if leaf.dtype in UNIT]
     answers = any(isinstance(item, Tensor) and item.dtype in UNIT for item in found)
-    accumulates = plan.name in ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put") and not any(
-        value is True for value in args[3:4]
-    )
+    accumulates = Trait.ACCUMULATES in traits(plan.name) and not any(value is True for value in args[3:4])
     if plan.kind == "movement" or accumulates or not answers:
-        if not answers or not floats or (floats[0].is_cpu and plan.name not in tables.CASTS):
+        if not answers or not floats or (floats[0].is_cpu and not traits(plan.name) & _CASTS):
             values = _run(plan, *_copied(plan, args, kwargs))
         else:
             values = _run(plan, *_up(plan, args, kwargs))
@@ -177,9 +176,9 @@ def expected(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: l
     wide, wide_kwargs = _up(plan, args, kwargs, integers=not floats)
     values = _evaluate(plan, wide, wide_kwargs)
     scales, terms = _scales(plan, wide, wide_kwargs, values, [leaf.dtype for leaf in tensors(args, kwargs)])
-    sums = plan.name in tables.SUMS_BESIDE
+    sums = Trait.SUMS_BESIDE in traits(plan.name)
     # A factor such as a learning rate is itself rounded to the working dtype by some kernels.
-    factored = plan.name in tables.ROUNDED_ONCE
+    factored = Trait.ROUNDED_ONCE in traits(plan.name)
     working = [
         plan.working or (sums and place > 0) or (factored and scales[place] is not None) for place in range(len(values))
     ]
@@ -234,7 +233,7 @@ def _up(
 
     wide = list(mapped_args(widen, args))
     wide_kwargs = mapped_kwargs(widen, kwargs)
-    if plan.name in _HALF_TO_FLOAT and len(wide) > 2:
+    if Trait.HALF_TO_FLOAT in traits(plan.name) and len(wide) > 2:
         wide[2] = False
     return tuple(wide), wide_kwargs
 
@@ -254,7 +253,7 @@ def _scales(
         found = rule(args, kwargs, values)
         return (found + [None] * count)[:count], _terms(plan, args, values) if plan.kind == "norm" else ones
     if plan.kind == "map":
-        if plan.name in tables.ROUNDED_ONCE:
+        if Trait.ROUNDED_ONCE in traits(plan.name):
             return _second_part(plan, args, kwargs, count), ones
         if plan.name == "pow" and len(args) > 1 and isinstance(args[1], int | float):
             exponent = abs(float(args[1]))
@@ -267,7 +266,7 @@ def _scales(
 
 def _second_part(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> list[Tensor | None]:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 and isinstance(args[2], int | float) else 1)
-    if plan.name not in ("add", "sub", "rsub") or alpha == 1:
+    if alpha == 1:
         return [None] * count
     # `_foreach_add_` has a list of second parts, one for each result.
     parts = args[1] if isinstance(args[1], list | tuple) else [args[1]]
@@ -288,7 +287,7 @@ def _squares(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], values: 
             scales.append(None)
             continue
         root = scale.clamp_min(0.0).sqrt()
-        if plan.name in tables.MEANS:
+        if plan.name == "mean":
             root = root / math.sqrt(max(1, args[0].numel() // max(1, value.numel())))
         scales.append(root)
     return scales
@@ -418,7 +417,7 @@ def _sides(plan: Plan, leaf: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
         moved, mirrored = leaf + by, leaf - by
         moved = torch.where((moved < low) | (moved > high), mirrored, moved)
         return torch.where((moved < low) | (moved > high), leaf, moved), leaf
-    if plan.registered is None and plan.op.partition(".")[0] not in tables.KNOWN_DOMAINS:
+    if plan.registered is None and plan.op.partition(".")[0] not in _KNOWN_DOMAINS:
         raise LookupError("the condition is unknown: the domain of the kernel is")
     inward = leaf - by.abs() * leaf.sign()
     up = by * leaf.sign() > 0
@@ -456,10 +455,8 @@ def _terms(plan: Plan, args: tuple[Any, ...], values: list[Any]) -> list[int]:
     """How many products or summands one element of each result has."""
     sizes = [leaf.numel() for leaf in tensors(args)]
     name = plan.name
-    if name in ("mm", "bmm", "matmul", "dot", "mv", "linear"):
-        return [args[0].shape[-1]] * len(values)
-    if name in ("addmm", "addmm_", "baddbmm", "baddbmm_", "addmv", "addmv_"):
-        return [args[1].shape[-1]] * len(values)
+    if name in FIRST_FACTOR:
+        return [args[FIRST_FACTOR[name]].shape[-1]] * len(values)
     if "convolution" in name and "backward" not in name:
         return [args[1].numel() // max(1, args[1].shape[0])] * len(values)
     if name.startswith("convolution_backward"):
