@@ -76,14 +76,6 @@ def coarse_settings(reference: Manifest, target: Manifest) -> list[SettingDiffer
     ]
 
 
-def product_kind(name: str) -> str:
-    """What kind of product a call is, as the settings name them; empty for all others."""
-    plain = name.partition(".")[0].strip("_")
-    if plain.startswith("conv"):
-        return "conv"
-    return next((kind for kind, names in _PRODUCTS_OF.items() if plain in names), "")
-
-
 def _devices(environment: dict[str, Any]) -> frozenset[str]:
     told = environment.get("devices")
     cuda = isinstance(told, list) and any(each != "cpu" for each in told)
@@ -92,14 +84,6 @@ def _devices(environment: dict[str, Any]) -> frozenset[str]:
 
 _DENORMAL = 2.0**-64
 _PRODUCING = frozenset({"matmul", "conv", "rnn", "attention"})
-_PRODUCTS_OF = {
-    "rnn": frozenset({"lstm", "gru", "rnn", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"}),
-    "attention": frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"}),
-    "matmul": frozenset(
-        ["linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "mv", "dot", "einsum", "bilinear",
-         "tensordot", "chain_matmul"]
-    ),
-}  # fmt: skip
 _UNKNOWN = "unknown ("
 # A factor of a product is off by half a unit in the last of so many bits; there are two.
 _PRODUCTS = {"ieee": 0.0, "tf32": 2 * 2.0**-11, "bf16": 2 * 2.0**-8}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ulpscope.model.dtypes import round_off
 from ulpscope.model.names import FILLS, INIT, MODULE, OPTIMIZER
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value
 from ulpscope.store.dump import Dump
 
@@ -190,7 +191,7 @@ class ValueGraph:
                 ins.append(node)
                 if value.slot.role is Role.PARAMETERS:
                     self.weights.add(node)
-        if call.id.name.partition(".")[0] in _REDUCES and call.id.phase is Phase.FORWARD:
+        if Trait.AVERAGES in traits(call.id.name) and call.id.phase is Phase.FORWARD:
             self.reductions.add(position)
         if call.id.name.startswith(_LISTS):
             self._lists[position] = _by_item(call, self._node)
@@ -353,7 +354,6 @@ class ValueGraph:
         yield from np.flatnonzero(self.maker >= 0).tolist()
 
 
-_REDUCES = frozenset({"mean", "norm", "var", "std", "var_mean", "std_mean", "nanmean", "vector_norm"})
 # Calls that do the same to each item of a list.
 _LISTS = ("_foreach_", "_fused_")
 

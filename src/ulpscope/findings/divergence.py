@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
-from ulpscope.compare.settings import SettingDifference, product_kind
+from ulpscope.compare.settings import SettingDifference
 from ulpscope.compare.value_graph import FILLED, is_overwritten, key_of
 from ulpscope.compare.values import Values
 from ulpscope.findings.exchange import KIND, Side, is_inside, parts_of
@@ -35,6 +35,7 @@ from ulpscope.findings.view import (
     unrecorded_argument,
 )
 from ulpscope.model.names import MODULE, OPTIMIZER, call_text
+from ulpscope.model.operators import PRODUCT_KINDS, bare
 from ulpscope.model.records import CallId, Phase, Role, Value
 
 _MOST, _FEW = 10, 6
@@ -351,7 +352,7 @@ class _Known:
 
     def _set(self, call: CallId, limit: float, out: float | None) -> float:
         """The limit that the precision settings of the two runs give a product."""
-        kind = product_kind(call.name)
+        kind = PRODUCT_KINDS.get(bare(call.name), "")
         for setting in self._settings if kind else ():
             if kind in setting.operators and setting.error is not None:
                 more = _ROOM * setting.error
