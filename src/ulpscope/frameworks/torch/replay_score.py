@@ -30,6 +30,7 @@ _MANY = 64  # fewer elements say nothing about a systematic error
 _NOTABLE, _NOTABLE_WIDE = 0.03, 0.25
 _FLOAT32 = 2.0**-24
 _CHANCE = 6.0  # standard errors that a mean may be off by chance, as in analyze.ledger
+_ANY = 1e300
 _CANCELLED = 1 / 16  # of its terms, an element that is smaller has cancelled
 _PLENTY = 1 << 15
 _BINS = 64
@@ -92,7 +93,8 @@ def rounded_score(
     if not math.isfinite(rms + size):
         finite, answer = _non_finite(y, expected, found.dtype)
         y, expected = y[finite], expected[finite]
-        scale = None if scale is None else scale.expand(finite.shape)[finite].nan_to_num(0.0, 0.0, 0.0)
+        # Where a term is no number, any error may be rounding.
+        scale = None if scale is None else scale.expand(finite.shape)[finite].nan_to_num(_ANY, _ANY, _ANY)
         if not y.numel():
             return {"rms": 0.0, "worst": 0.0, **answer}
         error = _units(y, expected, scale, unit, inner, least, working)
