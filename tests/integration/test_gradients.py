@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import ulpscope
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Phase
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 def gradients(dump: Dump, name: str) -> dict[str, np.ndarray]:
     call = dump.call(name)

@@ -28,7 +28,7 @@ from ulpscope.model.errors import ConfigError, DumpError
 from ulpscope.store.files.pt import read_pt
 from ulpscope.store.formats.ptdbg_writer import write_ptdbg
 from ulpscope.store.formats.xlsx_reader import read_sheet
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 PROMISE = "unknown is never equal"
 case = pytest.mark.case

@@ -43,7 +43,8 @@ from ulpscope.model.names import SAVED
 from ulpscope.model.options import CaptureConfig, capture_config
 from ulpscope.model.records import Phase, Role
 from ulpscope.native import parts, taps
-from ulpscope.store import layout
+from ulpscope.native.schema import FORMAT_VERSION
+from ulpscope.store import run_folder
 from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
 
@@ -51,6 +52,9 @@ log = logging.getLogger(__name__)
 # torch is one per process, so only one capture can be on; the list holds it while it is.
 _on: list[weakref.ref[Capture]] = []
 _on_lock = threading.Lock()
+_NO_BELOW = (
+    "there was no call %s, so there are no kernels of it; a capture at level op, and `ulpscope show`, list the names"
+)
 
 
 class Capture:
@@ -62,7 +66,7 @@ class Capture:
         if path is not None:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
-        self._config_json = layout.Fixed(self.config.as_json())
+        self._config_json = run_folder.Fixed(self.config.as_json())
         # The program may change its working folder; a run stays where it began.
         self.path = absolute(self.config.path)
         self.current_step = 0
@@ -195,15 +199,15 @@ class Capture:
         if self.sieve is not None:
             self.sieve.end_if_full()
 
-    def step(self) -> None:
-        """Ends the current step. While started, the next one is recorded from here on."""
+    def step(self, number: int | None = None) -> None:
+        """Ends the current step. While started, the next one is recorded from here on; it has this number, or the next."""
         if os.getpid() != self._pid:
             return
         if self._probe is not None and self._recorder.active:
             self._probe.tidy(sys._getframe(1))
         with self._recorder.gate:
             self._finish_dump("complete")
-            self.current_step += 1
+            self.current_step = self.current_step + 1 if number is None else number
             if self.started:
                 self._switch_on(eager=False)
         self._end_if_full()
@@ -247,6 +251,8 @@ class Capture:
         self._recorder.measurer.give_back()
         self._writer.shutdown()
         atexit.unregister(self._at_exit)
+        if self._lacks_below():
+            log.error(_NO_BELOW, self.config.below)
         if self._was_on and not self.dumps and self.config.steps and not self._writer.failure:
             log.warning("nothing was recorded: the run ended at step %d, before the first asked one", self.current_step)
 
@@ -259,6 +265,16 @@ class Capture:
         self._close(error)
         if error is None:
             self._end_if_full()
+            self.require_below()
+
+    def require_below(self) -> None:
+        """Raises CaptureError where `below` names a call that never came, though something was recorded."""
+        if self._lacks_below():
+            raise CaptureError(_NO_BELOW % self.config.below)
+
+    def _lacks_below(self) -> bool:
+        below = self.config.below
+        return below is not None and bool(self.dumps) and below not in self._selection.matched
 
     def watch_steps(self, ignored: Callable[[FrameType], bool]) -> None:
         """Finds the steps by itself, and leaves out calls made from `ignored` frames before the first forward."""
@@ -286,8 +302,8 @@ class Capture:
                 level=self.config.level,
                 models=self._models,
                 names=self._names,
-                below=is_below(self.config.below) if self.config.below else None,
-                vendor=vendor_dump(self.config, self._recorder, self.sieve),
+                below=is_below(self.config, self._selection),
+                vendor=vendor_dump(self.config, self._recorder, self.sieve, self._selection),
                 as_msprobe=self.as_msprobe,
                 released=None if self.sieve is None else self.sieve.release,
             )
@@ -370,7 +386,7 @@ class Capture:
         self._recorder.begin_step(anew=not self.counts_on)
         self._recorder.measurer.begin_step()
         while True:
-            folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
+            folder = run_folder.dump_folder(self.path, self.current_step, rank, self._copy)
             if folder not in self.dumps[-1:]:
                 self.dumps.append(folder)
             try:
@@ -419,7 +435,7 @@ class Capture:
         told = sorted(self._recorder.notes.items(), key=lambda note: note[0] == lost)  # why it is incomplete comes last
         notes = [text if count == 1 else f"{text} ({count} times)" for text, count in told]
         return {
-            "format": layout.FORMAT_VERSION,
+            "format": FORMAT_VERSION,
             "framework": probe.NAME,
             "level": self.config.level.value,
             "step": self.current_step,

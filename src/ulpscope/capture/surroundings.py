@@ -9,7 +9,7 @@ from typing import Any
 
 from ulpscope.frameworks.torch import devices
 from ulpscope.frameworks.torch.settings import OF_BLOCKS, settings
-from ulpscope.store.layout import Fixed
+from ulpscope.store.run_folder import Fixed
 
 
 class Environment:

@@ -7,20 +7,19 @@
 #include "abi.h"
 #include "measure.h"
 
-enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3, FEW_VALUES = 6, FEW_EDGES = 4 };
+enum { MOST_PLACES = 32, FEW_VALUES = 6, FEW_EDGES = 4 };
 enum { FORM_HEAD = 4, MOST_DIMS = 16 }; /* of a Form */
-#define NONE32 0xFFFFFFFFu
 
 /* Words of Python, in the order of their spelling in capture.c. */
 enum {
     F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG, IS_CONJ,
     IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK,
-    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, OF_NAME, WANTS_BACKWARD, NEW_META, OTHER,
+    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, OF_NAME, WANTS_BACKWARD, WANTS_NOW, NEW_META, OTHER,
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
     SITE_SIGN, FAST, KIND, NAME, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
         UNTYPED_STORAGE, START, STOP, STEP, NAMES_OF, OF, TYPE_NAME, ALONE, OWN_PARAMETERS, IS_LEAF,
-        ACCUMULATED_HOOKS, AROUND, GRAD, OPAQUE_TEXT, IS_META, IS_NESTED, IS_COMPLEX, ELEMENT_SIZE, WORDS
+        ACCUMULATED_HOOKS, AROUND, GRAD, OPAQUE_TEXT, IS_META, INSIDE, WATCH_BELOW, IS_NESTED, IS_COMPLEX, ELEMENT_SIZE, WORDS
 };
 extern PyObject *word[WORDS];
 #define GET(object, name) PyObject_GetAttr(object, word[name])
@@ -73,7 +72,7 @@ typedef struct {
     uint32_t string_count, measure_count;
     Bytes strings, measures, sketches;
 } Frames;
-int frames_commit(Frames *, char *row, const void *values, size_t size);
+int frames_commit(Frames *, CallRow *row, const void *values, size_t size);
 int64_t frames_string(Frames *, const char *json, size_t size);
 int64_t frames_stack(Frames *, PyObject *json, long long parent);
 int64_t frames_measure(Frames *, const char *row, size_t size);
@@ -139,7 +138,7 @@ enum {
 typedef struct {
     PyObject_HEAD
     PyObject *given[GIVEN];
-    char reuse, on_module, all_free, forward, backward, node_order, untracked;
+    char reuse, on_module, all_free, forward, backward, node_order, untracked, follows_backward;
     char active, quiet; /* which Python sets, and the two below, which are seldom there */
     PyObject *before_first, *ignored;
     char in_c; /* whether the thread that holds the gate is in C, where no frame tells of it */
@@ -238,7 +237,6 @@ typedef int (*Visit)(Fast *, void *to, PyObject *path, PyObject *leaf);
 int visit_leaves(Fast *, PyObject *value, PyObject *path, Visit, void *to);
 
 /* Of calls.c. */
-enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
 Call *open_call(Fast *, State *, PyObject *kind, PyObject *name, PyObject *frame, int phase, int carries);
 Call *unwanted_call(Fast *, PyObject *kind, PyObject *name, int phase);
 enum { UNASKED, ALL_WANTED, NONE_WANTED, EACH_ASKED };

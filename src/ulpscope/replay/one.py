@@ -10,9 +10,10 @@ from ulpscope.frameworks.torch.replay_again import PRECISIONS, Repeated, is_tens
 from ulpscope.model.names import call_text
 from ulpscope.model.records import CallRecord, Role
 from ulpscope.store.call_site import place_of, products_of
+from ulpscope.store.dump import Dump
 from ulpscope.store.files.safetensors import Stored
 from ulpscope.store.ledger_file import Row, row_of
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import open_dump
 
 __all__ = ["PRECISIONS", "OneCall", "replay_call", "tensors_of"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ulpscope.model.names import MODULE, OPTIMIZER, call_text
 from ulpscope.model.records import CallId, CallRecord, Phase
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 _KERNELS = {"Aten": "aten", "NPU": "npu"}
 _APIS = frozenset({"Functional", "Torch", "Tensor", "VF", "Distributed", "Init"})
