@@ -18,6 +18,7 @@ from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Phase
 from ulpscope.store.dump import Dump
 
+
 def gradients(dump: Dump, name: str) -> dict[str, np.ndarray]:
     call = dump.call(name)
     return {slot_text(value.slot): dump.load(value) for value in call.values}

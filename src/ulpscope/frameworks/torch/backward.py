@@ -135,7 +135,13 @@ class BackwardTap:
         self.observer = observer
         self._fast = observer.fast
         if self._fast is not None:
-            self._fast.give(added=_sum, modes=internals.count_dispatch_modes, accumulator=accumulator(), table=_Hooks, untracked=not gc.is_tracked({}))
+            self._fast.give(
+                added=_sum,
+                modes=internals.count_dispatch_modes,
+                accumulator=accumulator(),
+                table=_Hooks,
+                untracked=not gc.is_tracked({}),
+            )
         self._node_order = node_order
         self._unfinished: dict[int, _Gradients] = {}
         self._armed = 0

@@ -194,7 +194,11 @@ def _template(closure: tuple[str, ...], passed: str) -> types.CodeType:
     lines += [f"    {name} = None" for name in closure]
     lines += [f"    def inner({passed or '*args, **kwargs'}):"]
     lines += [f"        if 0: {name}" for name in closure]
-    lines += ["        target = '__target__'", f"        return target[0]({passed or 'args, kwargs'})", "    return inner"]
+    lines += [
+        "        target = '__target__'",
+        f"        return target[0]({passed or 'args, kwargs'})",
+        "    return inner",
+    ]
     scope: dict[str, Any] = {}
     tree = ast.parse("\n".join(lines))
     ast.increment_lineno(tree, _shown.__code__.co_firstlineno + 2 - len(lines))

@@ -146,7 +146,9 @@ is_excluded = _ask(
 
 
 # Whether a kernel runs: autograd has had its turn.
-below_autograd: Callable[[], bool] = functools.partial(is_excluded if AUTOGRAD is not None else lambda key: False, AUTOGRAD)
+below_autograd: Callable[[], bool] = functools.partial(
+    is_excluded if AUTOGRAD is not None else lambda key: False, AUTOGRAD
+)
 
 
 core: Any = _found("torch._C")
