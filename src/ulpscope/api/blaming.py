@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
-from ulpscope.analyze.findings import Finding
 from ulpscope.analyze.ledger import REPLAY, Judgement, Verdict, judge
 from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
 from ulpscope.api.comparing import compare
 from ulpscope.api.launch import NOTHING, ending, launch
+from ulpscope.findings.model import Finding
 from ulpscope.model.errors import CaptureError, ConfigError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.outcome import Answer

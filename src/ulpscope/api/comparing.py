@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ulpscope.analyze.advice import Advice, advise
-from ulpscope.analyze.divergence import Search
-from ulpscope.analyze.ranks import explain_later, origin
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
 from ulpscope.compare.settings import manifest_differences
+from ulpscope.compare.values import Values
+from ulpscope.findings.advice import Advice, advise
+from ulpscope.findings.divergence import Search
+from ulpscope.findings.ranks import explain_later, origin
 from ulpscope.model.errors import ConfigError, DumpError, did_you_mean
 from ulpscope.model.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
@@ -39,7 +40,7 @@ def compare(
     *,
     step: int | None = None,
     rank: int | None = None,
-    align: str = Align.PLACE.value,
+    align: str = Align.VALUES.value,
     mapping: str | Path | None = None,
     elements: bool = True,
     jobs: int = 0,
@@ -95,8 +96,9 @@ class Task:
 def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
     """One step of one rank: its table if asked, and what was found."""
     reference, target = open_dump(unit.reference), open_dump(unit.target)
-    search = Search(unit.step, unit.rank)
-    stream = _seen(compare_dumps(reference, target, task.options), search)
+    values = Values(reference, target)
+    search = Search(unit.step, unit.rank, values)
+    stream = _seen(compare_dumps(reference, target, task.options, values), search)
     if task.progress:
         stream = task.progress(stream, max(len(reference), len(target)))
     artefacts = []

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from ulpscope.analyze.advice import Advice
 from ulpscope.api.comparing import advice_on, result_folder
 from ulpscope.api.comparing import compare as compare_runs
 from ulpscope.cli.printing import print_json, print_lines, tell
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
+from ulpscope.findings.advice import Advice
 from ulpscope.report.outcome import Outcome
 from ulpscope.report.outcome_json import outcome_json
 from ulpscope.report.panel import Page, near, page_of
@@ -32,7 +32,7 @@ from ulpscope.store.run_folder import write_json
 @click.option(
     "--align",
     type=click.Choice([each.value for each in Align]),
-    default=Align.PLACE.value,
+    default=Align.VALUES.value,
     show_default=True,
     help="Which calls belong together: same place in the same module, same name, or same name without its number.",
 )
