@@ -13,8 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
-from ulpscope.analyze.exchange import KIND, Direction, Way, parts_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Evidence, How, Level, Match, Verdict
+from ulpscope.findings.exchange import KIND, Direction, Way, parts_of
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import MODULE, OPTIMIZER, SAVED
 from ulpscope.model.operators import Trait, traits

@@ -52,6 +52,7 @@ class Trait(Flag):
     CANCELS = auto()  # one plus something near minus one: quick approximations are several units off at a few elements
     CANCELS_INSIDE = auto()  # it works with numbers that its inputs and its result do not show
     SCALES = auto()  # its result may be small because a factor is: nothing cancels there
+    AVERAGES = auto()  # its result tells little of what it is made of: near means, and far numbers
     UNEVEN = auto()  # makes much of the smallest elements, whose errors the length of a tensor does not show
     HALF_TO_FLOAT = auto()  # its third argument asks for a wider result
     # Where it is special.
@@ -155,6 +156,7 @@ _NAMES: dict[Trait, str] = {
         group_norm instance_norm kl_div layer_norm log1p log_softmax logsigmoid logsumexp nll_loss normalize
         scaled_dot_product_attention sin softplus std std_mean tan var var_mean""",
     Trait.SCALES: "div divide idiv imul itruediv mul multiply rmul rtruediv truediv",
+    Trait.AVERAGES: "mean nanmean norm std std_mean var var_mean vector_norm",
     Trait.UNEVEN: """addcdiv angle atan2 div divide idiv itruediv log log10 log2 normalize rdiv rtruediv sgn sign
         true_divide truediv""",
     Trait.HALF_TO_FLOAT: "_log_softmax _safe_softmax _softmax",
@@ -238,6 +240,19 @@ FACTORS_ROUNDED: dict[str, str] = {
     }.items()
     for listed in names.split()
     for name in (listed, listed + "_")
+}
+# The same of calls of torch, and of attention, which settings name apart.
+PRODUCT_KINDS: dict[str, str] = {
+    name: kind
+    for kind, names in {
+        "conv": """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution _convolution
+            convolution_backward convolution_overrideable convolution_backward_overrideable cudnn_convolution mkldnn_convolution""",
+        "rnn": "lstm gru rnn rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _cudnn_rnn",
+        "attention": "scaled_dot_product_attention multi_head_attention_forward",
+        "matmul": """linear matmul __matmul__ __rmatmul__ mm bmm addmm addbmm baddbmm addmv mv dot einsum bilinear tensordot
+            chain_matmul""",
+    }.items()
+    for name in names.split()
 }
 # Where the first factor of a product stands; the other is the next.
 FIRST_FACTOR: dict[str, int] = {

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from builders import DumpBuilder
-from ulpscope.analyze.divergence import diverge
 from ulpscope.analyze.ledger import STATISTICS, Judgement, Verdict
-from ulpscope.analyze.ranks import origin
 from ulpscope.analyze.statistics import judged_alone, judged_beside
 from ulpscope.compare.comparison import CallComparison, Evidence
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.ranks import origin
 from ulpscope.model.records import Phase
 from ulpscope.store.ledger_file import Row
 from ulpscope.store.registry import open_run
