@@ -103,7 +103,8 @@ def measure(module: ModuleType, tensor: torch.Tensor, flags: int = EVERYTHING):
     shape, stride = arguments(tensor)
     code = DTYPES.index(tensor.dtype)
     data = module.measure(tensor.data_ptr(), code, shape, stride, flags, 11, 22, 33)
-    return np.frombuffer(data, measuring.ROW, 1)[0], np.frombuffer(data, "<f4", offset=112)
+    row = np.frombuffer(data, measuring.ROW, 1)[0]
+    return row, np.frombuffer(data, "<f4", int(row["sketch_len"]), 112)
 
 
 def flattened(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,7 +189,7 @@ def check_against_definition(module: ModuleType, tensor: torch.Tensor) -> None:
     assert row["crc"] == zlib.crc32(logical_bytes(tensor))
     kind = 8 if tensor.dtype in SIGNED else 16 if tensor.dtype in UNSIGNED else 0
     assert row["kind"] == EVERYTHING | kind
-    assert (row["payload_offset"], row["payload_nbytes"], row["sketch_offset"], row["reserved"]) == (11, 22, 33, 0)
+    assert (row["payload_offset"], row["payload_nbytes"], row["sketch_offset"], row["follows"]) == (11, 22, 33, 0)
     if not kind:
         expected = [finite.max(), finite.min()] if len(finite) else [0.0, 0.0]
         # The modulus of complex64 is taken without hypot's scaling: the last bit may differ.

@@ -170,7 +170,7 @@ def _fill(row: Any, stats: Summary) -> None:
     else:
         numbers = [stats.max, stats.min, stats.mean, stats.norm]
         kind = TOLD
-        row["reserved"] = sum(1 << bit for bit, number in enumerate(numbers) if number is not None)
+        row["follows"] = sum(1 << bit for bit, number in enumerate(numbers) if number is not None)
     extremes = [0 if number is None else number for number in numbers[:2]]
     unsigned = max(extremes) >= 1 << 63
     if all(isinstance(number, int) for number in extremes) and not (unsigned and min(extremes) < 0):
