@@ -36,14 +36,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "replay": frozenset({"store", "frameworks", "compare"}),
     "compare": frozenset({"store"}),
     "analyze": frozenset({"store", "compare"}),
-    "report": frozenset({"store", "compare", "analyze"}),
+    "report": frozenset({"store", "compare", "analyze", "replay"}),
     "viewer": frozenset({"store", "compare", "analyze", "report"}),
 }
+MAY_IMPORT["api"] = frozenset(MAY_IMPORT)
 BELOW_TOP = frozenset(MAY_IMPORT)
 MAY_IMPORT |= dict.fromkeys(TOP, BELOW_TOP | TOP)
 
 FRAMEWORK_PACKAGES = frozenset({"torch", "torch_npu", "mindspore"})
 MAX_LINES = {".py": 600, ".pyi": 600, ".c": 700}
+CLI_LINES, CLI_BODY = 130, 25
 SAYS_NOTHING = frozenset({"utils", "util", "common", "helpers", "helper", "misc"})
 EMPTY_SUFFIXES = ("Manager", "Handler", "Processor", "Helper")
 
@@ -169,6 +171,23 @@ def empty_class_names(path: str, source: str) -> list[str]:
     ]
 
 
+def commands_that_do_the_work(path: str, source: str) -> list[str]:
+    """A command is options and a few lines: what a verb does is a function of api/, which a program can call as well."""
+    if part_of(path) != "cli" or path in ("cli/blame.py", "cli/compare.py"):  # these two are next
+        return []
+    lines = len(source.splitlines())
+    found = [f"{path} has {lines} lines, a command may have {CLI_LINES}"] if lines > CLI_LINES else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[1] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body[0]
+            body = (node.end_lineno or 0) - first.lineno + 1
+            if body > CLI_BODY:
+                found.append(
+                    f"{path}:{node.lineno}: {node.name} has {body} lines, at most {CLI_BODY}; the rest is api's"
+                )
+    return found
+
+
 def private_names_of_torch(path: str, source: str) -> list[str]:
     """torch may change what is not public: one file asks for it."""
     if path == "frameworks/torch/internals.py":
@@ -243,6 +262,7 @@ RULES_FOR_PYTHON: list[Rule] = [
     private_names_of_torch,
     prints,
     empty_class_names,
+    commands_that_do_the_work,
     operator_lists,
 ]
 RULES_FOR_ALL: list[Rule] = [too_long, names_that_say_nothing]
@@ -332,6 +352,10 @@ BAD: list[tuple[Rule, str, str]] = [
     (names_that_say_nothing, "common/paths.py", ""),
     (prints, "store/dump.py", "def f():\n    print('read')"),
     (empty_class_names, "store/dump.py", "def f():\n    class DumpManager: ..."),
+    (commands_that_do_the_work, "cli/show.py", "\n" * 131),
+    (commands_that_do_the_work, "cli/show.py", "def f():\n    'x'\n" + "    g()\n" * 26),
+    (wrong_directions, "api/checks.py", "from ulpscope.cli.main import cli"),
+    (wrong_directions, "replay/one.py", "from ulpscope.api import rerun"),
 ]
 
 GOOD: list[tuple[Rule, str, str]] = [
@@ -370,6 +394,9 @@ GOOD: list[tuple[Rule, str, str]] = [
     (prints, "cli/main.py", "print('done')"),
     (prints, "store/dump.py", "text = 'print(1)'"),
     (empty_class_names, "store/dump.py", "class DumpReader: ..."),
+    (commands_that_do_the_work, "cli/show.py", "def f():\n    'x\\n\\ny'\n" + "    g()\n" * 25),
+    (commands_that_do_the_work, "api/checks.py", "def f():\n" + "    g()\n" * 26),
+    (wrong_directions, "cli/show.py", "from ulpscope.api.checks import check_ops"),
 ]
 
 

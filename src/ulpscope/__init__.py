@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ulpscope import capture, compare
+    from ulpscope import api, capture, compare
     from ulpscope.capture.session import Capture
     from ulpscope.frameworks.torch.determinism import seed_all
     from ulpscope.frameworks.torch.replay_reference import reference
@@ -45,6 +45,7 @@ __all__ = [
     "Ledger",
     "UlpscopeError",
     "__version__",
+    "api",
     "call_text",
     "capture",
     "compare",
@@ -58,7 +59,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("capture", "compare"):
+    if name in ("api", "capture", "compare"):
         return importlib.import_module(f"ulpscope.{name}")
     home = _HOMES.get(name)
     if home is None:

@@ -69,6 +69,7 @@ class Recorder(Threads):
             all_free=self._selection.is_free,
             forward=self._selection.forward,
             backward_wanted=self._selection.backward,
+            follows_backward=self._selection.follows_backward,
         )
         for name in ("state", "enter", "leave", "open_call", "open_backward", "show", "close_call"):
             setattr(self, name, getattr(fast, name))
@@ -155,6 +156,9 @@ class Recorder(Threads):
         else:
             self.note("a backward pass reached calls of an earlier step")
         call.again = again
+        selection = self._selection
+        if selection.follows_backward and not selection.wants_now(kind, name, index, module):
+            call.wanted, call.epoch = False, 0
         return call
 
     def show(

@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 # torch is one per process, so only one capture can be on; the list holds it while it is.
 _on: list[weakref.ref[Capture]] = []
 _on_lock = threading.Lock()
+_NO_BELOW = (
+    "there was no call %s, so there are no kernels of it; a capture at level op, and `ulpscope show`, list the names"
+)
 
 
 class Capture:
@@ -196,15 +199,15 @@ class Capture:
         if self.sieve is not None:
             self.sieve.end_if_full()
 
-    def step(self) -> None:
-        """Ends the current step. While started, the next one is recorded from here on."""
+    def step(self, number: int | None = None) -> None:
+        """Ends the current step. While started, the next one is recorded from here on; it has this number, or the next."""
         if os.getpid() != self._pid:
             return
         if self._probe is not None and self._recorder.active:
             self._probe.tidy(sys._getframe(1))
         with self._recorder.gate:
             self._finish_dump("complete")
-            self.current_step += 1
+            self.current_step = self.current_step + 1 if number is None else number
             if self.started:
                 self._switch_on(eager=False)
         self._end_if_full()
@@ -248,6 +251,8 @@ class Capture:
         self._recorder.measurer.give_back()
         self._writer.shutdown()
         atexit.unregister(self._at_exit)
+        if self._lacks_below():
+            log.error(_NO_BELOW, self.config.below)
         if self._was_on and not self.dumps and self.config.steps and not self._writer.failure:
             log.warning("nothing was recorded: the run ended at step %d, before the first asked one", self.current_step)
 
@@ -260,6 +265,16 @@ class Capture:
         self._close(error)
         if error is None:
             self._end_if_full()
+            self.require_below()
+
+    def require_below(self) -> None:
+        """Raises CaptureError where `below` names a call that never came, though something was recorded."""
+        if self._lacks_below():
+            raise CaptureError(_NO_BELOW % self.config.below)
+
+    def _lacks_below(self) -> bool:
+        below = self.config.below
+        return below is not None and bool(self.dumps) and below not in self._selection.matched
 
     def watch_steps(self, ignored: Callable[[FrameType], bool]) -> None:
         """Finds the steps by itself, and leaves out calls made from `ignored` frames before the first forward."""
@@ -287,8 +302,8 @@ class Capture:
                 level=self.config.level,
                 models=self._models,
                 names=self._names,
-                below=is_below(self.config.below) if self.config.below else None,
-                vendor=vendor_dump(self.config, self._recorder, self.sieve),
+                below=is_below(self.config, self._selection),
+                vendor=vendor_dump(self.config, self._recorder, self.sieve, self._selection),
                 as_msprobe=self.as_msprobe,
                 released=None if self.sieve is None else self.sieve.release,
             )

@@ -61,6 +61,12 @@ def parse_call(text: str) -> CallId:
     raise ValueError(f"{text!r} is not the name of a call; a name looks like Functional.conv2d.0.forward")
 
 
+def is_asked(asked: str, call: CallId) -> bool:
+    """Whether a full name stands for a call: with its phase for this phase alone, without for both."""
+    text = call_text(call)
+    return asked == text or (call.kind not in _INDEX_LAST and text in (f"{asked}.forward", f"{asked}.backward"))
+
+
 def is_within(module: str, path: str) -> bool:
     """Whether the path of a module is another, or below it."""
     return module == path or module.startswith(f"{path}.")

@@ -223,6 +223,14 @@ Call *open_backward(Fast *f, State *s, PyObject *kind, PyObject *name, const lon
     set_ref(&c->module, Py_NewRef(module));
     if (facts[1] == (long long)f->epoch) c->origin = facts[2], c->parent = facts[3], c->stack = facts[4], c->named = facts[5];
     else if (tell(f, "a backward pass reached calls of an earlier step")) Py_CLEAR(c);
+    if (c && f->follows_backward) {
+        PyObject *number = PyLong_FromLongLong(c->index);
+        int now = !number ? -1 : truth_of(PyObject_CallMethodObjArgs(f->given[SELECTION], word[WANTS_NOW], kind, name,
+            number, module, NULL));
+        Py_XDECREF(number);
+        if (now < 0) Py_CLEAR(c);
+        else if (!now) c->wanted = 0, c->epoch = 0;
+    }
     return c;
 }
 

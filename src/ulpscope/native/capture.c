@@ -15,7 +15,7 @@ static const char *const spelling[WORDS] = {
     "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
     "storage_offset", "is_neg", "is_conj", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
     "register_hook", "_drop_left_over", "trouble",
-    "close_raised", "wants", "of_name", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
+    "close_raised", "wants", "of_name", "wants_backward", "wants_now", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
         "take",
     "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind",
         "name",

@@ -14,7 +14,7 @@ enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3, FEW_VALUES = 6,
 enum {
     F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG, IS_CONJ,
     IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK,
-    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, OF_NAME, WANTS_BACKWARD, NEW_META, OTHER,
+    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, OF_NAME, WANTS_BACKWARD, WANTS_NOW, NEW_META, OTHER,
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
     SITE_SIGN, FAST, KIND, NAME, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
@@ -137,7 +137,7 @@ enum {
 typedef struct {
     PyObject_HEAD
     PyObject *given[GIVEN];
-    char reuse, on_module, all_free, forward, backward, node_order;
+    char reuse, on_module, all_free, forward, backward, node_order, follows_backward;
     char active, quiet; /* which Python sets, and the two below, which are seldom there */
     PyObject *before_first, *ignored;
     char in_c; /* whether the thread that holds the gate is in C, where no frame tells of it */

@@ -124,10 +124,10 @@ class Noise:
             self._calls.active = self.started = False
             self._probe.remove()
 
-    def step(self) -> None:
-        """Ends a step: calls are counted anew."""
+    def step(self, number: int | None = None) -> None:
+        """Ends a step: calls are counted anew. The next has this number, or the one that follows."""
         with self._calls.gate:
-            self.current_step += 1
+            self.current_step = self.current_step + 1 if number is None else number
             self._calls.begin_step()
             self._perturber.begin_step()
             self._samples.clear()

@@ -74,8 +74,15 @@ def compare(
     what is wrong, for a mistake in the arguments; DumpError for a dump that cannot be read.
     """
     npu, bench, stacks, print_log = read_input(input_param, suffix="_json_path")
-    wanted = Wanted(Path(output_path), fuzzy_match, highlight, auto_analyze, print_log)
-    compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=stack_mode))
+    given = {"stack_mode": stack_mode, "auto_analyze": auto_analyze, "fuzzy_match": fuzzy_match, "highlight": highlight}
+    flags = {name: _flag(name, value) for name, value in given.items()}
+    output = Path(output_path)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([f"output_path {str(output)!r}: {error.strerror}"]) from None
+    wanted = Wanted(output, flags["fuzzy_match"], flags["highlight"], flags["auto_analyze"], print_log)
+    compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=flags["stack_mode"]))
 
 
 def compare_distributed(npu_dump_dir: str, bench_dump_dir: str, output_path: str, **kwargs: Any) -> None:
@@ -91,9 +98,7 @@ def compare_distributed(npu_dump_dir: str, bench_dump_dir: str, output_path: str
     for name, value in kwargs.items():
         if name not in known:
             raise ConfigError([f"compare_distributed has no argument {name!r}.{did_you_mean(name, known)}"])
-        if not isinstance(value, bool):
-            raise ConfigError([f"{name} is {value!r}, it must be True or False"])
-        known[name] = value
+        known[name] = _flag(name, value)
     wanted = Wanted(
         Path(output_path),
         known["fuzzy_match"],
@@ -102,6 +107,15 @@ def compare_distributed(npu_dump_dir: str, bench_dump_dir: str, output_path: str
         known[_PRINT_LOG],
     )
     compare_folders(Path(npu_dump_dir), Path(bench_dump_dir), wanted)
+
+
+def _flag(name: str, value: Any) -> bool:
+    """A flag, also as the text that scripts which tools write have it in. Raises ConfigError."""
+    if value in ("True", "False"):
+        return bool(value == "True")
+    if not isinstance(value, bool):
+        raise ConfigError([f"{name} is {value!r}, it must be True or False"])
+    return value
 
 
 # --- arguments --------------------------------------------------------------------------------------------------

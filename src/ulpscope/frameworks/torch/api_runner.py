@@ -384,6 +384,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def device_count(kind: str) -> int:
+    """How many devices of a kind there are."""
+    return 1 if kind == "cpu" else int(getattr(torch, kind).device_count())
+
+
 def set_jit_compile(on: bool) -> bool:
     """Tells an NPU whether to compile operators while running, as the run that was recorded did; False without one."""
     if not hasattr(torch, "npu"):

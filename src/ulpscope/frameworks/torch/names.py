@@ -21,6 +21,8 @@ from ulpscope.model.operators import UNSEEN_WRITES, Trait, traits
 
 NORMAL, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT = range(5)
 
+# Of functions of the program: the kind and the name under which it wants them.
+NAMED = "_ulpscope_name"
 # Never recorded. Everything else that torch can call is seen.
 _NEVER = Trait.ASKS | Trait.KEEPS_BOOKS
 # Operators that return before their communication has ended; what came is the output of wait_tensor.
@@ -163,6 +165,9 @@ class ApiNames:
         return (*args, *(kwargs[name] for name in moved)), rest
 
     def _find(self, function: Any) -> Api:
+        told = getattr(function, NAMED, None)
+        if told is not None:
+            return self._made(*told)
         name = getattr(function, "__name__", type(function).__name__)
         if isinstance(function, internals.Overload):
             space, _, rest = function.name().partition("::")

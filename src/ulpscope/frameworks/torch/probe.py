@@ -28,7 +28,7 @@ from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.threads import ThreadTap
 from ulpscope.frameworks.torch.warning_lines import WarningTap
 from ulpscope.model.errors import CaptureError
-from ulpscope.model.records import Level
+from ulpscope.model.records import Level, Phase
 
 NAME = "pytorch"
 
@@ -84,7 +84,7 @@ class TorchProbe:
         level: Level,
         models: Sequence[Module],
         names: ModuleNames | None = None,
-        below: Callable[[OpenCall], bool] | None = None,
+        below: Callable[[OpenCall, Phase], bool] | None = None,
         vendor: Around | None = None,
         as_msprobe: bool = False,
         kernel_mode: Callable[[ThreadState], Any] | None = None,

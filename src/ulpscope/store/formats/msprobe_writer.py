@@ -24,7 +24,7 @@ import numpy as np
 
 from ulpscope.model.dtypes import dtype_named
 from ulpscope.model.errors import DumpError
-from ulpscope.model.names import MODULE, OPTIMIZER, SAVED, call_text
+from ulpscope.model.names import MODULE, OPTIMIZER, SAVED, call_text, is_asked
 from ulpscope.model.records import CallId, CallRecord, Frame, PathStep, Phase, Role, Value
 from ulpscope.store.dump import Dump
 from ulpscope.store.files.pt import write_pt
@@ -65,7 +65,9 @@ def write_msprobe(
 class MsprobeFiles:
     """The files of one dump: written as a whole, and while the dump is still being made, what it has more by then."""
 
-    def __init__(self, dump: Dump, folder: Path, *, task: str, level: str, summary_mode: str) -> None:
+    def __init__(
+        self, dump: Dump, folder: Path, *, task: str, level: str, summary_mode: str, below: str | None = None
+    ) -> None:
         if task not in _TASKS or summary_mode not in _SUMMARY_MODES or level not in (*LEVELS, "debug"):
             raise DumpError(f"no msprobe dump has task {task!r}, level {level!r} and summary_mode {summary_mode!r}")
         self.dump = dump
@@ -74,6 +76,8 @@ class MsprobeFiles:
         self._task = task
         self._level = level
         self._tensors = task in _WITH_TENSORS
+        # The call of which only the kernels are wanted, not itself.
+        self._below = below
         self._checksums = summary_mode == "md5"
         self._files: dict[str, GrowingJson] = {}
         self._kinds: set[bool] = set()  # whether there are saved values, and whether there are others
@@ -170,7 +174,11 @@ class MsprobeFiles:
         """The files for the calls from `first` on: name, how it begins, entries, how it ends. What names others comes last."""
         ids = [self.dump.nth(place).id for place in range(first, len(self.dump))] if first else self.dump.ids()
         saved = [place for place, call in enumerate(ids, first) if call.kind == SAVED]
-        places = [place for place, call in enumerate(ids, first) if call.kind not in (OPTIMIZER, SAVED)]
+        places = [
+            place
+            for place, call in enumerate(ids, first)
+            if call.kind not in (OPTIMIZER, SAVED) and not self._skips(call)
+        ]
         self._kinds |= {True for _ in saved[:1]} | {False for _ in places[:1]}
         yield msprobe_folder.STACKS, ("{",), self._stack_entries(first), "}\n"
         yield msprobe_folder.PARENTS, ("{",), self._parent_entries(first), "}\n"
@@ -212,7 +220,7 @@ class MsprobeFiles:
             if call.id.kind == OPTIMIZER:
                 found[OPTIMIZER.lower()] = None
             elif call.id.kind != SAVED and call.id.phase is not Phase.PARAMETERS_GRAD:
-                above = self.dump.parent(call)
+                above = None if self._below is not None else self.dump.parent(call)
                 inside = above is not None and above.kind == OPTIMIZER
                 if inside:
                     found.setdefault(OPTIMIZER.lower(), None)
@@ -224,7 +232,10 @@ class MsprobeFiles:
             yield f"{_text(name)}: {_text(above_name)}"
 
     def _calls(self, first: int) -> Iterator[CallRecord]:
-        return map(self.dump.nth, range(first, len(self.dump)))
+        return (call for call in map(self.dump.nth, range(first, len(self.dump))) if not self._skips(call.id))
+
+    def _skips(self, call: CallId) -> bool:
+        return self._below is not None and is_asked(self._below, call)
 
     # --- one call -----------------------------------------------------------------------------------------------
 

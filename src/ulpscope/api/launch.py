@@ -6,45 +6,27 @@ import json
 import os
 import signal
 import subprocess
-import sys
+import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import click
 
 from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.model.errors import CaptureError
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
-# Exit codes of every verb that runs a command: what was seen is not all, or there was nothing to see.
+# Exit codes: what was seen is not all, or there was nothing to see.
 CUT, NOTHING = 3, 4
+_STDERR = 2  # its number: whoever calls us may have put something else into sys.stderr
 
 
-class WithCommand(click.Command):
-    """Takes what stands behind `--` as a command: `ctx.meta["command"]`, absent without a `--`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            at = args.index("--")
-            if not args[at + 1 :]:
-                raise click.UsageError("there is no command behind --", ctx)
-            ctx.meta["command"] = args[at + 1 :]
-            args = args[:at]
-        return super().parse_args(ctx, args)
+def launch(command: Sequence[str], variable: str, options: Mapping[str, Any]) -> int:
+    """As `run`; what the program prints goes to stderr, since it is not the result of ours."""
+    return run(command, variable, options, stdout=_STDERR)
 
 
-def launch(command: list[str], variable: str, options: Mapping[str, Any]) -> int:
-    """Runs the command to its end with the options in an environment variable, and tells an exit code that is not 0."""
-    # What the program prints is not the result of this command.
-    code = run(command, variable, options, stdout=sys.stderr)
-    if code:
-        click.echo(f"ulpscope: the command {ending(code)}; this is what it did until then", err=True)
-    return code
-
-
-def run(command: list[str], variable: str, options: Mapping[str, Any], *, stdout: Any = None) -> int:
+def run(command: Sequence[str], variable: str, options: Mapping[str, Any], *, stdout: Any = None) -> int:
     """The exit code of the command, negative for a signal. Whoever asks us to end asks the command."""
     environment = {
         **os.environ,
@@ -53,10 +35,11 @@ def run(command: list[str], variable: str, options: Mapping[str, Any], *, stdout
         "PYTHONPATH": os.pathsep.join([str(_BOOTSTRAP), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     try:
-        child = subprocess.Popen(command, env=environment, stdout=stdout)
+        child = subprocess.Popen(list(command), env=environment, stdout=stdout)
     except OSError as error:
         raise CaptureError(f"cannot run {command[0]}: {error.strerror}") from None
-    forwarded = (signal.SIGTERM, signal.SIGHUP)
+    # Only the main thread may have handlers; another one is not who is asked to end.
+    forwarded = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
     before = [signal.signal(number, lambda received, _: child.send_signal(received)) for number in forwarded]
     try:
         with child:
