@@ -35,9 +35,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "monitor": frozenset({"store", "frameworks"}),
     "replay": frozenset({"store", "frameworks", "compare"}),
     "compare": frozenset({"store"}),
-    "analyze": frozenset({"store", "compare"}),
-    "report": frozenset({"store", "compare", "analyze", "replay"}),
-    "viewer": frozenset({"store", "compare", "analyze", "report"}),
+    "findings": frozenset({"store", "compare"}),
+    "analyze": frozenset({"store", "compare", "findings"}),
+    "report": frozenset({"store", "compare", "findings", "analyze", "replay"}),
+    "viewer": frozenset({"store", "compare", "findings", "analyze", "report"}),
 }
 MAY_IMPORT["api"] = frozenset(MAY_IMPORT)
 BELOW_TOP = frozenset(MAY_IMPORT)
@@ -212,9 +213,8 @@ def private_names_of_torch(path: str, source: str) -> list[str]:
 # The one place where operators are listed; elsewhere only what is defined by a function, or is an older tool's own list.
 LIST_OPERATORS = {
     "model/operators.py": "the table",
-    "analyze/advice.py": "an older tool's list, in its words",
-    "analyze/divergence.py": "goes with the search by names",
-    "analyze/exchange.py": "goes with the search by names",
+    "findings/advice.py": "an older tool's list, in its words",
+    "findings/exchange.py": "goes with the search by names",
     "frameworks/torch/mode_dependent.py": "a function each: for which arguments",
     "frameworks/torch/replay_definitions.py": "a function each: the definition",
     "frameworks/torch/replay_scales.py": "a function each: the scale of its error",
@@ -327,7 +327,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (wrong_directions, "capture/session.py", "from ulpscope import compare"),
     (wrong_directions, "capture/session.py", "from ulpscope import __version__"),
     (wrong_directions, "capture/session.py", "from ulpscope.monitor import watch"),
-    (wrong_directions, "compare/engine.py", "from ulpscope.analyze import divergence"),
+    (wrong_directions, "compare/engine.py", "from ulpscope.findings import divergence"),
     (wrong_directions, "report/html.py", "import ulpscope.frameworks.base"),
     (wrong_directions, "viewer/server.py", "from ulpscope.capture import session"),
     (wrong_directions, "analyze/ledger.py", "if TYPE_CHECKING:\n    from ulpscope.report import rows"),

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ulpscope.analyze.divergence import diverge
-from ulpscope.analyze.exchange import Direction, Side
-from ulpscope.analyze.findings import Divergence, Status
-from ulpscope.analyze.ranks import origin
 from ulpscope.compare.engine import compare_dumps
 from ulpscope.compare.runs import pair_runs
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.exchange import Direction, Side
+from ulpscope.findings.model import Divergence, Status
+from ulpscope.findings.ranks import origin
 from ulpscope.model.names import call_text
 from ulpscope.report.first_difference import write_first_difference
 from ulpscope.store.formats.msprobe_writer import write_msprobe

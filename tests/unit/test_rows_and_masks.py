@@ -24,7 +24,7 @@ except ImportError:
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 each_float = pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype)[6:])
-EVERYTHING = measuring.STATS | measuring.SKETCH | measuring.ROWS
+EVERYTHING = measuring.STATS | measuring.SKETCH | measuring.BY_ROWS
 
 
 def measure(module: ModuleType, tensor: torch.Tensor, flags: int = EVERYTHING) -> tuple[Any, Any, Any, Any, Any]:
@@ -35,9 +35,9 @@ def measure(module: ModuleType, tensor: torch.Tensor, flags: int = EVERYTHING) -
     row = np.frombuffer(data[:112], measuring.ROW)[0]
     floats, length = np.frombuffer(data[112:], "<f4"), int(row["sketch_len"])
     sketch, rest, part, own = floats[:length], floats[length:], None, None
-    if row["follows"] & 1:
+    if row["known"] & 1:
         part, own, rest = rest[:12].view(measuring.UNMASKED)[0], rest[12 : 12 + length], rest[12 + length :]
-    assert rest.size == 2 * (int(row["follows"]) >> 1)
+    assert rest.size == 2 * (int(row["known"]) >> 1)
     return row, sketch, part, own, rest.reshape(-1, 2)
 
 

@@ -18,6 +18,7 @@ from builders import DumpBuilder, manifest
 from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.model.names import call_text
 from ulpscope.model.records import CallId, Phase, Role
+from ulpscope.native.schema import FORMAT_VERSION
 from ulpscope.store import run_folder
 from ulpscope.store.dump import Dump
 from ulpscope.store.registry import open_dump, open_run
@@ -278,8 +279,8 @@ def test_a_dump_is_not_followed_while_a_device_has_not_answered(tmp_path: Path) 
 
 def test_the_page_of_the_format_is_about_the_version_that_is_written() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "dump-format.md").read_text()
-    assert page.startswith(f"# Dump format, version {run_folder.FORMAT_VERSION}\n")
+    assert page.startswith(f"# Dump format, version {FORMAT_VERSION}\n")
     history = page.partition("## History")[2]
     assert [int(version) for version in re.findall(r"^(\d+): ", history, re.MULTILINE)] == [
-        *range(1, run_folder.FORMAT_VERSION + 1)
+        *range(1, FORMAT_VERSION + 1)
     ]

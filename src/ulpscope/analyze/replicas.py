@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ulpscope.analyze.exchange import KIND
+from ulpscope.findings.exchange import KIND
 from ulpscope.model.errors import DumpError
 from ulpscope.model.operators import ROLES_OF_COLLECTIVES
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ulpscope.analyze import findings as seen
-from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ledger import STATISTICS, Finding, Judgement, Seen, Verdict, judge
-from ulpscope.analyze.ranks import Origin
 from ulpscope.compare.comparison import Comparison, Evidence
+from ulpscope.findings import model as seen
+from ulpscope.findings.model import Divergence, Status
+from ulpscope.findings.ranks import Origin
 from ulpscope.model.names import OPTIMIZER, call_text
 from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Value
@@ -28,7 +28,8 @@ _VERDICTS = {
     Status.ROUNDING: Verdict.WITHIN,
     Status.INTRODUCED: Verdict.INTRODUCED,
     Status.SOURCE: Verdict.TOLD,
-    Status.DTYPE: Verdict.TOLD,
+    Status.LOST: Verdict.INTRODUCED,
+    Status.ELSEWHERE: Verdict.WITHIN,
     Status.INHERITED: Verdict.INHERITED,
     Status.UNMATCHED: Verdict.UNKNOWN,
     Status.UNSURE: Verdict.UNKNOWN,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ulpscope.analyze.first_nonfinite import First, first_nonfinite
 from ulpscope.analyze.replicas import Agreement, Groups, agreement
 from ulpscope.api.launch import CUT, NOTHING, launch
 from ulpscope.capture.watch import OPTIONS_VARIABLE
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OverflowCheck:
-    """The calls that were given finite values and returned others. `seen`: any call of torch was; `ended`: how the command did."""
+    """The calls that were given finite values and returned others; of a whole recording where the first nan, or infinity, begins
+    (`firsts`, else None). `seen`: any call of torch was; `ended`: how the command did."""
 
     overflows: tuple[Overflow, ...]
     notes: tuple[str, ...] = ()
@@ -37,10 +39,11 @@ class OverflowCheck:
     cut: tuple[str, ...] = ()
     seen: bool = True
     ended: int = 0
+    firsts: tuple[First, ...] | None = None
 
     @property
     def exit_code(self) -> int:
-        if self.overflows:
+        if self.overflows or self.firsts:
             return 1
         return CUT if self.ended or self.cut else 0 if self.seen else NOTHING
 
@@ -54,7 +57,8 @@ def check_overflow(
     level: str = "op",
     output: str | Path | None = None,
 ) -> OverflowCheck:
-    """Finds the calls that made inf or nan of finite values: those that an earlier check kept in `run`, or those of `command`.
+    """Finds the calls that made inf or nan of finite values: those that an earlier check kept in `run`, or those of `command`. Where
+    `run` is a whole recording of any tool, its first one, over all ranks.
 
     The command is ended at overflow `number` (-1: never). `output` keeps what was found, with its tensors.
     """
@@ -62,22 +66,23 @@ def check_overflow(
         raise ConfigError(["check_overflow needs a command, or the folder of an earlier check"])
     if command is None:
         assert run is not None
-        return _overflows(Path(run), open_run(run), 0)
+        return _overflows(open_run(run), 0)
     with tempfile.TemporaryDirectory(prefix="ulpscope-check-") as scratch:
         folder = Path(output or scratch).resolve()
         if output is not None and folder.is_dir() and find_folders(folder):
             raise CaptureError(f"{output} holds an earlier run; choose another folder")
         options = {"path": str(folder), "overflows": number, "poles": poles, "level": level, "sketch": False}
         ended = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
-        return _overflows(folder, open_run(folder) if folder.is_dir() else [], ended)
+        return _overflows(open_run(folder) if folder.is_dir() else [], ended)
 
 
-def _overflows(folder: Path, dumps: list[Dump], ended: int) -> OverflowCheck:
+def _overflows(dumps: list[Dump], ended: int) -> OverflowCheck:
     if not dumps:
         return OverflowCheck((), seen=False, ended=ended)
     kept = [dump for dump in dumps if dump.manifest.config.get("overflows") is not None]
     if not kept:
-        raise CaptureError(f"{folder} is a whole recording; `ulpscope check overflow -o DIR -- CMD` keeps overflows")
+        ranks = len({dump.manifest.rank for dump in dumps})
+        return OverflowCheck((), (), ranks, _cut(dumps), ended=ended, firsts=tuple(first_nonfinite(dumps)))
     found: list[Overflow] = []
     if any(len(dump) for dump in kept):
         from ulpscope.replay.overflow import overflow_of  # brings torch
@@ -86,12 +91,15 @@ def _overflows(folder: Path, dumps: list[Dump], ended: int) -> OverflowCheck:
         found = [overflow_of(dump, call) for dump in ordered for call in dump.calls()]
     notes = sorted({note for dump in kept for note in dump.manifest.notes})
     ranks = max(dump.manifest.world_size for dump in kept)
-    cut = [
+    return OverflowCheck(tuple(found), tuple(notes), ranks, _cut(kept), ended=ended)
+
+
+def _cut(dumps: Sequence[Dump]) -> tuple[str, ...]:
+    return tuple(
         f"step {dump.manifest.step} rank {dump.manifest.rank}: {dump.ending}"
-        for dump in kept
+        for dump in dumps
         if dump.ending != "complete"
-    ]
-    return OverflowCheck(tuple(found), tuple(notes), ranks, tuple(cut), ended=ended)
+    )
 
 
 @dataclass(frozen=True, slots=True)

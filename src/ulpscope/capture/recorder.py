@@ -17,7 +17,7 @@ from ulpscope.frameworks.base import Forward, Measurer, OpenCall, PathOfCode, Sh
 from ulpscope.frameworks.threads import Threads
 from ulpscope.model.background import is_own
 from ulpscope.model.records import PathStep, Phase, Role
-from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, VALUE_FIELDS
+from ulpscope.native.schema import CALL, NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, ROLES, VALUE
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Recorder(Threads):
             stacks=self._stacks,
             selection=self._selection,
             frames=self._writer.frames,
-            roles=tuple(Role),
+            roles=ROLES,
             role_bits=sum(self._selection.wants_role(role) << place for place, role in enumerate(Role)),
             phases=PHASES,
             in_backward=self._in_backward,
@@ -196,24 +196,22 @@ class Recorder(Threads):
             packer = self._packers[count] = Struct(f"<{count}I")
         text = self._text
         self._writer.commit(
-            [
-                call.seq,
-                call.parent if call.parent >= 0 else NONE64,
-                call.origin if call.origin >= 0 else NONE64,
-                0,
-                text(call.kind),
-                text(call.name),
-                call.index,
-                call.again,
-                count // VALUE_FIELDS,
-                call.stack if call.stack >= 0 else NONE32,
-                text(call.note) if call.note else NONE32,
-                text(call.module) if call.module else NONE32,
-                call.thread,
-                PHASE_NUMBER[call.phase],
-                call.flags,
-                0,
-            ],
+            CALL.pack(
+                seq=call.seq,
+                parent=call.parent if call.parent >= 0 else NONE64,
+                origin=call.origin if call.origin >= 0 else NONE64,
+                kind=text(call.kind),
+                name=text(call.name),
+                index=call.index,
+                again=call.again,
+                values=count // len(VALUE.fields),
+                stack=call.stack if call.stack >= 0 else NONE32,
+                note=text(call.note) if call.note else NONE32,
+                module=text(call.module) if call.module else NONE32,
+                thread=call.thread,
+                phase=PHASE_NUMBER[call.phase],
+                flags=call.flags,
+            ),
             packer.pack(*values),
         )
         call.values = _CLOSED  # one list for all: a closed call may live until its backward has run

@@ -43,6 +43,7 @@ from ulpscope.model.names import SAVED
 from ulpscope.model.options import CaptureConfig, capture_config
 from ulpscope.model.records import Phase, Role
 from ulpscope.native import parts, taps
+from ulpscope.native.schema import FORMAT_VERSION
 from ulpscope.store import run_folder
 from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
@@ -435,7 +436,7 @@ class Capture:
         told = sorted(self._recorder.notes.items(), key=lambda note: note[0] == lost)  # why it is incomplete comes last
         notes = [text if count == 1 else f"{text} ({count} times)" for text, count in told]
         return {
-            "format": run_folder.FORMAT_VERSION,
+            "format": FORMAT_VERSION,
             "framework": probe.NAME,
             "level": self.config.level.value,
             "step": self.current_step,

@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
-from ulpscope.analyze.findings import Finding
 from ulpscope.analyze.ledger import REPLAY, Judgement, Verdict, judge
 from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
 from ulpscope.api.launch import ending, launch
 from ulpscope.cli.compare import compared
 from ulpscope.cli.printing import WithCommand, tell_ending
+from ulpscope.findings.model import Finding
 from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, counted, next_commands

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 import click
 
+from ulpscope.analyze.first_nonfinite import First
 from ulpscope.api.checks import OverflowCheck, check_overflow
 from ulpscope.cli.printing import WithCommand, print_lines, tell, tell_ending
+from ulpscope.report.nonfinite import answer_line, nonfinite_json, nonfinite_lines
 from ulpscope.report.overflow import overflow_json, overflow_lines, summary_line
 
 
@@ -36,7 +39,10 @@ def overflow(
     \b
     ulpscope check overflow -- python train.py           ends the program at the first overflow
     ulpscope check overflow -n -1 -- python train.py     lets it run to its end
-    ulpscope check overflow runs/a                       what an earlier check kept (-o)
+    ulpscope check overflow runs/a                       what an earlier check kept (-o), or a whole recording of any tool
+
+    Of a whole recording the first nan of any rank is named, and followed back through send, recv, broadcast and the like to
+    the rank whose call made it; where there is none, the first infinity.
 
     Exit code: 0 no call overflowed, 1 one did, 3 none did until CMD ended by a signal or with an error, 4 no call of torch
     was seen.
@@ -56,6 +62,9 @@ def overflow(
 
 
 def _print(found: OverflowCheck, form: str) -> None:
+    if found.firsts is not None:
+        _print_firsts(found.firsts, found.ranks, form)
+        return
     if form == "json":
         content = {"overflows": [overflow_json(each) for each in found.overflows], "notes": found.notes}
         click.echo(json.dumps(content, indent=1, default=str))
@@ -63,3 +72,12 @@ def _print(found: OverflowCheck, form: str) -> None:
     for each in found.overflows:
         print_lines([*overflow_lines(each, ranks=found.ranks), ""])
     click.echo(summary_line(len(found.overflows), found.notes))
+
+
+def _print_firsts(firsts: Sequence[First], ranks: int, form: str) -> None:
+    if form == "json":
+        click.echo(json.dumps({"first": [nonfinite_json(each) for each in firsts]}, indent=1, default=str))
+        return
+    for each in firsts:
+        print_lines([*nonfinite_lines(each, ranks=ranks), ""])
+    click.echo(answer_line(firsts))

@@ -13,15 +13,16 @@ from typing import Any
 
 import click
 
-from ulpscope.analyze.advice import Advice, advise
-from ulpscope.analyze.divergence import Search
-from ulpscope.analyze.ranks import explain_later, origin
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
 from ulpscope.compare.settings import manifest_differences
+from ulpscope.compare.values import Values
+from ulpscope.findings.advice import Advice, advise
+from ulpscope.findings.divergence import Search
+from ulpscope.findings.ranks import explain_later, origin
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
@@ -47,7 +48,7 @@ from ulpscope.store.run_folder import write_json
 @click.option(
     "--align",
     type=click.Choice([each.value for each in Align]),
-    default=Align.PLACE.value,
+    default=Align.VALUES.value,
     show_default=True,
     help="Which calls belong together: same place in the same module, same name, or same name without its number.",
 )
@@ -87,7 +88,7 @@ def compared(
     tables: str | None = None,
     step: int | None = None,
     rank: int | None = None,
-    align: str = Align.PLACE.value,
+    align: str = Align.VALUES.value,
     mapping: str | None = None,
     no_elements: bool = False,
     jobs: int = 0,
@@ -134,8 +135,9 @@ class Task:
 def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
     """One step of one rank: its table if asked, and what was found."""
     reference, target = open_dump(unit.reference), open_dump(unit.target)
-    search = Search(unit.step, unit.rank)
-    stream = _seen(compare_dumps(reference, target, task.options), search)
+    values = Values(reference, target)
+    search = Search(unit.step, unit.rank, values)
+    stream = _seen(compare_dumps(reference, target, task.options, values), search)
     if task.progress:
         stream = _with_progress(stream, max(len(reference), len(target)))
     artefacts = []

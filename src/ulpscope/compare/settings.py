@@ -67,6 +67,23 @@ def setting_differences(
     return sorted(found, key=lambda each: -(each.error or 0.0))
 
 
+def coarse_settings(reference: Manifest, target: Manifest) -> list[SettingDifference]:
+    """Those that differ and make errors larger than rounding in a call's own dtype."""
+    devices = tuple(_devices(each.environment) for each in (reference, target))
+    found = setting_differences(reference, target, devices=(devices[0], devices[1]))
+    return [
+        each for each in found if each.error is not None and each.error > _DENORMAL and each.operators <= _PRODUCING
+    ]
+
+
+def _devices(environment: dict[str, Any]) -> frozenset[str]:
+    told = environment.get("devices")
+    cuda = isinstance(told, list) and any(each != "cpu" for each in told)
+    return frozenset({"cpu", "cuda"} if cuda else {"cpu"})
+
+
+_DENORMAL = 2.0**-64
+_PRODUCING = frozenset({"matmul", "conv", "rnn", "attention"})
 _UNKNOWN = "unknown ("
 # A factor of a product is off by half a unit in the last of so many bits; there are two.
 _PRODUCTS = {"ieee": 0.0, "tf32": 2 * 2.0**-11, "bf16": 2 * 2.0**-8}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
 
-from ulpscope.analyze.advice import ACCURATE, NOT_ACCURATE
+from ulpscope.findings.advice import ACCURATE, NOT_ACCURATE
 from ulpscope.model.dtypes import DTYPES
 from ulpscope.report.table import Cell, Row
 from ulpscope.store.dump import Dump

@@ -2,7 +2,6 @@
 #include "capture.h"
 
 enum { RECOMPUTING = 1 }; /* in the bits of a stack */
-enum { RECOMPUTED = 1 };
 enum { UNNUMBERED = 1000000 }; /* as frameworks/threads.py has it */
 
 static Call *new_call(Fast *f, PyObject *kind, PyObject *name, int phase) {
@@ -179,27 +178,48 @@ int tell(Fast *f, const char *text) {
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
+/* The number of an entry's text in this step. 0, or -1 with an exception set. */
+static int put_text(Fast *f, int64_t entry, uint32_t *number) {
+    int64_t found = text_number(f, entry);
+    if (found < 0) return -1;
+    *number = (uint32_t)found;
+    return 0;
+}
+/* The same of a text, or of none: NULL, None or empty. */
+static int put_plain(Fast *f, PyObject *borrowed_text, uint32_t *number) {
+    *number = NONE32;
+    if (!borrowed_text || borrowed_text == Py_None || !PyUnicode_GetLength(borrowed_text)) return 0;
+    return put_text(f, plain_entry(f, borrowed_text), number);
+}
+/* Ends a call: fills its row and gives it, with its values, to the journal.
+ * 0, or -1 with an exception set. Its values are gone either way. */
 int close_call(Fast *f, Call *c) {
-    if (!c->wanted) return 0;
-    if (c->epoch != f->epoch) return tell(f, "calls that were under way when a step ended are not recorded");
-    int64_t named = c->named >= 0 ? c->named : named_at(f, c->kind, c->name), kind = named < 0 ? -1 : text_number(f, f->named[named].kind);
-    int64_t name = kind < 0 ? -1 : text_number(f, f->named[named].name), said = NONE32, module = NONE32;
-    if (name < 0) return -1;
-    if (c->note && c->note != Py_None) said = text_number(f, plain_entry(f, c->note));
-    if (c->module && PyUnicode_GetLength(c->module) > 0) module = text_number(f, plain_entry(f, c->module));
+    CallRow row = {0};
+    int status = -1;
+    if (!c->wanted) return 0; /* it was given no values */
+    if (c->epoch != f->epoch) {
+        status = tell(f, "calls that were under way when a step ended are not recorded");
+        goto done;
+    }
+    int64_t named = c->named >= 0 ? c->named : named_at(f, c->kind, c->name);
     int phase = phase_of(f, c->phase);
-    if (said < 0 || module < 0 || phase < 0) return -1;
-    char row[CALL_BYTES];
-    uint64_t wide[4] = {(uint64_t)c->seq, c->parent < 0 ? NONE64 : (uint64_t)c->parent, c->origin < 0 ? NONE64 :
-        (uint64_t)c->origin, 0};
-    uint32_t numbers[9] = {(uint32_t)kind, (uint32_t)name, (uint32_t)c->index, (uint32_t)c->again, (uint32_t)c->count,
-                           c->stack < 0 ? NONE32 : (uint32_t)c->stack, (uint32_t)said, (uint32_t)module,
-                               (uint32_t)c->thread};
-    unsigned char small[4] = {(unsigned char)phase, (unsigned char)c->flags, 0, 0};
-    memcpy(row, wide, 32), memcpy(row + 32, numbers, 36), memcpy(row + 68, small, 4);
-    int failed = frames_commit((Frames *)f->given[FRAMES], row, c->values, 16 * c->count);
+    if (named < 0 || phase < 0) goto done;
+    row.seq = (uint64_t)c->seq;
+    row.parent = c->parent < 0 ? NONE64 : (uint64_t)c->parent;
+    row.origin = c->origin < 0 ? NONE64 : (uint64_t)c->origin;
+    row.index = (uint32_t)c->index;
+    row.again = (uint32_t)c->again;
+    row.values = (uint32_t)c->count;
+    row.stack = c->stack < 0 ? NONE32 : (uint32_t)c->stack;
+    row.thread = (uint32_t)c->thread;
+    row.phase = (uint8_t)phase;
+    row.flags = (uint8_t)c->flags;
+    if (put_text(f, f->named[named].kind, &row.kind) || put_text(f, f->named[named].name, &row.name)) goto done;
+    if (put_plain(f, c->note, &row.note) || put_plain(f, c->module, &row.module)) goto done;
+    status = frames_commit((Frames *)f->given[FRAMES], &row, c->values, sizeof(ValueRow) * c->count);
+done:
     drop_values(c); /* a closed call may live until its backward has run */
-    return failed;
+    return status;
 }
 
 /* The call ended with the exception that is set, which goes on, unless a newer one hits us here. */

@@ -7,8 +7,7 @@
 #include "abi.h"
 #include "measure.h"
 
-enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3, FEW_VALUES = 6, FEW_EDGES = 4 };
-#define NONE32 0xFFFFFFFFu
+enum { MOST_PLACES = 32, FEW_VALUES = 6, FEW_EDGES = 4 };
 
 /* Words of Python, in the order of their spelling in capture.c. */
 enum {
@@ -72,7 +71,7 @@ typedef struct {
     uint32_t string_count, measure_count;
     Bytes strings, measures, sketches;
 } Frames;
-int frames_commit(Frames *, char *row, const void *values, size_t size);
+int frames_commit(Frames *, CallRow *row, const void *values, size_t size);
 int64_t frames_string(Frames *, const char *json, size_t size);
 int64_t frames_stack(Frames *, PyObject *json, long long parent);
 int64_t frames_measure(Frames *, const char *row, size_t size);
@@ -251,7 +250,6 @@ typedef int (*Visit)(Fast *, void *to, PyObject *path, PyObject *leaf);
 int visit_leaves(Fast *, PyObject *value, PyObject *path, Visit, void *to);
 
 /* Of calls.c. */
-enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
 Call *open_call(Fast *, State *, PyObject *kind, PyObject *name, PyObject *frame, int phase, int carries);
 Call *unwanted_call(Fast *, PyObject *kind, PyObject *name, int phase);
 enum { UNASKED, ALL_WANTED, NONE_WANTED, EACH_ASKED };

@@ -1,6 +1,6 @@
 /* Reads one tensor's memory once and says what is in it: statistics, a CRC-32, a count sketch, a fingerprint.
- * Knows a pointer, a dtype code, a shape and strides; knows nothing of torch.  The row measure() writes is described in
- * measuring.py, and measuring_fallback.py gives the same numbers in numpy: change all three together.
+ * Knows a pointer, a dtype code, a shape and strides; knows nothing of torch.  The row measure() writes is in schema.h;
+ * measuring_fallback.py gives the same numbers in numpy: change both together.
  * The kernels are in measure_kernels.h.  Sums run in 16 lanes whatever the vector size: a result does not depend on the machine. */
 #include "abi.h"
 #include <float.h>
@@ -13,7 +13,7 @@
 #include "measure.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
 
-enum { STATS = 1, CRC = 2, SKETCH = 4, SIGNED = 8, UNSIGNED = 16, BY_ROWS = 128 };
+enum { BY_ROWS = 128 }; /* a flag; the others are the kinds of a measure */
 enum { ROW = MEASURE_BYTES, BLOCK = 2048, LANES = 16, BUCKETS = 256, CHUNK = 64, STRIPE = 1024, MAX_DIMS = 64, LARGE = 32768, NARROWEST = 8 };
 
 #define ALIAS __attribute__((may_alias))
@@ -171,10 +171,10 @@ typedef struct {
 } Dtype;
 static const Dtype dtypes[] = {
     {4, 0, 1, 0, NULL},             {8, 1, 1, 0, NULL},            {2, 0, 1, 0, from_half},
-    {2, 0, 1, 0, from_bf16},        {1, 0, 1, SIGNED, from_i8},    {1, 0, 1, UNSIGNED, from_u8},
-    {2, 0, 1, SIGNED, from_i16},    {4, 1, 1, SIGNED, from_i32},   {8, 1, 1, SIGNED, from_i64},
-    {1, 0, 1, UNSIGNED, from_bool}, {2, 0, 1, UNSIGNED, from_u16}, {4, 1, 1, UNSIGNED, from_u32},
-    {8, 1, 1, UNSIGNED, from_u64},  {8, 0, 2, 0, NULL},            {16, 1, 2, 0, NULL},
+    {2, 0, 1, 0, from_bf16},        {1, 0, 1, KIND_SIGNED, from_i8},    {1, 0, 1, KIND_UNSIGNED, from_u8},
+    {2, 0, 1, KIND_SIGNED, from_i16},    {4, 1, 1, KIND_SIGNED, from_i32},   {8, 1, 1, KIND_SIGNED, from_i64},
+    {1, 0, 1, KIND_UNSIGNED, from_bool}, {2, 0, 1, KIND_UNSIGNED, from_u16}, {4, 1, 1, KIND_UNSIGNED, from_u32},
+    {8, 1, 1, KIND_UNSIGNED, from_u64},  {8, 0, 2, 0, NULL},            {16, 1, 2, 0, NULL},
     {4, 0, 2, 0, from_half},        {1, 0, 1, 0, from_e4m3},       {1, 0, 1, 0, from_e5m2},
     {1, 0, 1, 0, from_e4m3z},       {1, 0, 1, 0, from_e5m2z},      {1, 0, 1, 0, from_e8m0},
 };
@@ -265,7 +265,7 @@ static void modulus(const void *z, int wide, f64 *out, size_t n) {
 }
 
 /* The limits of 64-bit integers.  Flipping the top bit turns the order of unsigned ones into that of signed ones. */
-static uint64_t flip_of(const Dtype *t) { return t->integer == UNSIGNED ? 1ull << 63 : 0; }
+static uint64_t flip_of(const Dtype *t) { return t->integer == KIND_UNSIGNED ? 1ull << 63 : 0; }
 static void add_exact_limits(Stats *s, const u64 *x, size_t n, uint64_t flip) {
     for (size_t k = 0; k < n; k++) {
         int64_t v = (int64_t)(x[k] ^ flip);
@@ -332,7 +332,7 @@ static double scaled_norm(View v, const Dtype *t, double largest, Scratch *b) {
     return largest * sqrt(sum);
 }
 
-static void put_stats(u8 *row, const View *v, const Dtype *t, const Stats *s, Scratch *b) {
+static void put_stats(MeasureRow *row, const View *v, const Dtype *t, const Stats *s, Scratch *b) {
     double max = -INFINITY, min = INFINITY, sum = 0, square = 0;
     for (int k = 0; k < LANES; k++) {
         max = s->limit[k] > max ? s->limit[k] : max;
@@ -344,12 +344,24 @@ static void put_stats(u8 *row, const View *v, const Dtype *t, const Stats *s, Sc
     /* Below 2^-900 the squares have lost bits to the denormals. */
     if (largest > 0 && (!isfinite(square) || square < 0x1p-900)) norm = scaled_norm(*v, t, largest, b);
     /* Which of 0.0 and -0.0 wins depends on the order; adding zero makes both 0.0. */
-    double numbers[4] = {max + 0.0, min + 0.0, sum, norm};
-    uint64_t exact[2] = {(uint64_t)s->imax ^ flip_of(t), (uint64_t)s->imin ^ flip_of(t)};
-    uint64_t counts[4] = {s->nan, s->posinf, s->neginf, s->zero};
-    for (int k = 0; t->integer && (t->item < 8 || !v->numel) && k < 2; k++) exact[k] = (uint64_t)(int64_t)numbers[k];
-    memcpy(row, numbers, sizeof numbers), memcpy(row + 40, counts, sizeof counts);
-    if (t->integer) memcpy(row, exact, sizeof exact);
+    max += 0.0;
+    min += 0.0;
+    if (!t->integer) {
+        memcpy(&row->max_bits, &max, sizeof max);
+        memcpy(&row->min_bits, &min, sizeof min);
+    } else if (t->item < 8 || !v->numel) {
+        row->max_bits = (uint64_t)(int64_t)max;
+        row->min_bits = (uint64_t)(int64_t)min;
+    } else {
+        row->max_bits = (uint64_t)s->imax ^ flip_of(t);
+        row->min_bits = (uint64_t)s->imin ^ flip_of(t);
+    }
+    row->sum = sum;
+    row->norm = norm;
+    row->nan = s->nan;
+    row->posinf = s->posinf;
+    row->neginf = s->neginf;
+    row->zero = s->zero;
 }
 
 /* From here on a number is what masks are made of; 0 where nothing is. */
@@ -357,10 +369,10 @@ static double mask_limit(const Dtype *t) {
     return t->integer || t->parts == 2 || t->item == 1 ? 0 : t->widen == from_half ? 0x1p13 : 0x1p29;
 }
 /* Statistics and a sketch of what lies below the limit, where some do not: one number of a mask is larger than all the rest. */
-static size_t put_unmasked(u8 *to, const u8 *row, View v, const Dtype *t, uint32_t length, Sketch *sketch, Scratch *b) {
+static size_t put_unmasked(u8 *to, const MeasureRow *row, View v, const Dtype *t, uint32_t length, Sketch *sketch, Scratch *b) {
     double edge[2], limit = mask_limit(t), number[4] = {-INFINITY, INFINITY, 0, 0};
     uint64_t count[2] = {0};
-    memcpy(edge, row, sizeof edge);
+    memcpy(edge, &row->max_bits, 8), memcpy(edge + 1, &row->min_bits, 8);
     if (!limit || (edge[0] < limit && edge[1] > -limit)) return 0;
     memset(sketch, 0, offsetof(Sketch, sum)), clear_sums(sketch, ACCUMULATORS, t->wide);
     for (size_t left = v.numel, n; left; left -= n) {
@@ -392,21 +404,22 @@ static uint32_t sketch_length(size_t numel, const Dtype *t, long flags) {
     if (!(flags & SKETCH)) return 0;
     return numel < BUCKETS / t->parts ? (uint32_t)numel * t->parts : BUCKETS;
 }
-/* Returns how long the row is, with what follows it. */
-static size_t measure_view(const View *view, const Dtype *t, int flags, int64_t width, u8 *row) {
+/* Fills the row but for its payload, and writes what follows it: its sketch, and more. Returns how long that is. */
+static size_t measure_view(const View *view, const Dtype *t, int flags, int64_t width, MeasureRow *row, u8 *to) {
     View v = *view;
     Stats s = {.imax = INT64_MIN, .imin = INT64_MAX};
     Sketch sketch;
     Scratch b;
-    uint64_t numel = v.numel;
     uint32_t state = ~0u, length = sketch_length(v.numel, t, flags), count = (uint32_t)rows_of(v.numel, t, flags, width);
     f32 by_rows[2 * MOST_ROWS];
     Rows rows = {.width = (size_t)width, .to = by_rows};
     flags &= ~BY_ROWS;
+    row->numel = v.numel;
+    row->sketch_len = length;
     for (int k = 0; k < 2 * LANES; k++) s.limit[k] = k < LANES ? -INFINITY : INFINITY;
     if (length) {
         memset(&sketch, 0, offsetof(Sketch, sum));
-        clear_sums(&sketch, numel / (BUCKETS / t->parts) + 1, t->wide);
+        clear_sums(&sketch, row->numel / (BUCKETS / t->parts) + 1, t->wide);
     }
     size_t step = v.contiguous && flags == CRC ? v.numel : BLOCK;
     for (size_t left = flags ? v.numel : 0, n; left; left -= n) {
@@ -416,14 +429,14 @@ static size_t measure_view(const View *view, const Dtype *t, int flags, int64_t 
         if (flags != CRC) measure_block(t, raw, n, &s, length ? &sketch : NULL, count ? &rows : NULL, &b);
     }
     if (flags & STATS) put_stats(row, view, t, &s, &b);
-    uint32_t words[2] = {flags & CRC ? ~state : 0, (uint32_t)flags | (flags & STATS ? t->integer : 0)};
-    memcpy(row + 32, &numel, 8), memcpy(row + 72, words, 8), memcpy(row + 104, &length, 4);
+    row->crc = flags & CRC ? ~state : 0;
+    row->kind = (uint32_t)flags | (flags & STATS ? t->integer : 0);
     if (length) fold_sums(&sketch, t->wide);
-    for (uint32_t k = 0; k < length; k++) ((f32 *)(row + ROW))[k] = (float)sketch.total[k];
-    size_t size = ROW + 4 * (size_t)length;
-    size_t more = flags & STATS ? put_unmasked(row + size, row, *view, t, length, &sketch, &b) : 0;
-    uint32_t follows = count << 1 | (more != 0);
-    memcpy(row + 108, &follows, 4), memcpy(row + size + more, by_rows, 8 * (size_t)count);
+    for (uint32_t k = 0; k < length; k++) ((f32 *)to)[k] = (f32)sketch.total[k];
+    size_t size = 4 * (size_t)length;
+    size_t more = flags & STATS ? put_unmasked(to + size, row, *view, t, length, &sketch, &b) : 0;
+    row->known = count << 1 | (more != 0);
+    memcpy(to + size + more, by_rows, 8 * (size_t)count);
     return size + more + 8 * (size_t)count;
 }
 
@@ -497,14 +510,13 @@ static const Dtype *known_dtype(long code, long flags) {
                  flags);
     return NULL;
 }
-/* Payload and sketch are at the `offsets`; `width` is the last size. Returns how long it is. */
-static Py_ssize_t write_row(const View *v, const Dtype *t, long flags, int64_t width, const uint64_t offsets[3], u8 *row) {
-    memset(row, 0, ROW);
-    memcpy(row + 80, offsets, 3 * sizeof *offsets);
+/* Writes a row that begins as `row`, where payload and sketch are, and what follows it; `width` is the last size. How long that is. */
+static Py_ssize_t write_row(const View *v, const Dtype *t, long flags, int64_t width, MeasureRow row, char *to) {
     PyThreadState *released = release(v->numel);
-    size_t size = measure_view(v, t, (int)flags, width, row);
+    size_t size = measure_view(v, t, (int)flags, width, &row, (u8 *)to + ROW);
     restore(released);
-    return (Py_ssize_t)size;
+    memcpy(to, &row, ROW);
+    return ROW + (Py_ssize_t)size;
 }
 static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     View v;
@@ -516,9 +528,9 @@ static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t cou
     if (!t || parse_view(&v, args[0], args[2], args[3], t->item)) return NULL;
     Py_ssize_t ndim = PyTuple_Size(args[2]);
     int64_t width = ndim ? PyLong_AsLongLong(PyTuple_GetItem(args[2], ndim - 1)) : 0;
-    _Alignas(16) u8 row[MOST_OF_ROW];
-    Py_ssize_t size = write_row(&v, t, flags, width, offsets, row);
-    return PyBytes_FromStringAndSize((const char *)row, size);
+    _Alignas(16) char to[MOST_OF_ROW];
+    MeasureRow row = {.payload_offset = offsets[0], .payload_nbytes = offsets[1], .sketch_offset = offsets[2]};
+    return PyBytes_FromStringAndSize(to, write_row(&v, t, flags, width, row, to));
 }
 static Py_ssize_t measure_for_c(const Measured *m, char *row) {
     View v;
@@ -526,7 +538,7 @@ static Py_ssize_t measure_for_c(const Measured *m, char *row) {
     if (m->dim > MAX_DIMS) return PyErr_SetString(PyExc_ValueError, "more than 64 sizes"), -1;
     if (!t || fill_view(&v, m->at, t->item, (Py_ssize_t)m->dim, m->sizes, m->strides)) return -1;
     int64_t width = m->dim ? m->sizes[m->dim - 1] : 0;
-    return write_row(&v, t, m->flags, width, (const uint64_t[3]){NONE64, 0, m->sketch_offset}, (u8 *)row);
+    return write_row(&v, t, m->flags, width, (MeasureRow){.payload_offset = NONE64, .sketch_offset = m->sketch_offset}, row);
 }
 
 static void gather_bytes(View *v, size_t start, size_t nbytes, u8 *to) {

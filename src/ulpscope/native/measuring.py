@@ -1,6 +1,6 @@
 """What one tensor's memory holds, read once: statistics, a CRC-32, a sketch, a fingerprint.
 
-The functions come from the C extension where it could be built, else from `native_fallback`, with the same arguments
+The functions come from the C extension where it could be built, else from `measuring_fallback`, with the same arguments
 and the same results (sums, norms and sketches to rounding).  Nothing here knows torch: a tensor is a pointer, a dtype
 code, a shape, and strides in elements (None when contiguous).  The caller keeps the memory alive.
 
@@ -11,7 +11,7 @@ code, a shape, and strides in elements (None when contiguous).  The caller keeps
 
 `MEASURE_FOR_C` is `measure` for C, without a payload (None in the fallback); `measure.h` declares it.
 
-`measure` returns one `ROW` followed by `sketch_len` float32.  `max_bits` and `min_bits` are the bits of a float64, of an
+`measure` returns one `ROW` (schema.py) followed by `sketch_len` float32.  `max_bits` and `min_bits` are the bits of a float64, of an
 int64 where `kind` has KIND_SIGNED, or of a uint64 where it has KIND_UNSIGNED; a zero is always 0.0, never -0.0.  Maximum,
 minimum, sum and norm are over the finite elements, and 0 when there is none: look at the counts.  For complex dtypes
 they are of the modulus.
@@ -32,8 +32,8 @@ but for their flip: a device adds such blocks as they lie, and turns their sum o
 of different blocks; their signs agree by chance, for different turns by the masks, for one turn by the flips.
 
 Where an element is as large as those that masks are made of (2**29, or 2**13 of float16; not of complex, integer and 8-bit dtypes), the
-same follows of all that is smaller, as `UNMASKED`, with a sketch of the same length for which the others are 0.  `follows` has bit 0
-for that.  Asked for with ROWS, two float32 for each row of the last dimension come last, their count being `follows >> 1`: the sum of
+same follows of all that is smaller, as `UNMASKED`, with a sketch of the same length for which the others are 0.  `known` has bit 0
+for that.  Asked for with BY_ROWS, two float32 for each row of the last dimension come last, their count being `known >> 1`: the sum of
 its elements with signs, negated if bit j & 31 of mix(0x756C7073 ^ (8 * (j >> 8 & 255) + (j >> 5 & 7))) is set for the j-th, and
 their norm.  Only of floats, of 2 to 1024 rows of 8 elements or more.
 
@@ -54,15 +54,16 @@ except ImportError:
     HAVE_EXTENSION = False
     MEASURE_FOR_C = None
 from ulpscope.native.measuring_fallback import sketch_masks
+from ulpscope.native.schema import CRC, KIND_SIGNED, KIND_UNSIGNED, MEASURE, SKETCH, STATS
 
 __all__ = [
+    "BY_ROWS",
     "CRC",
     "HAVE_EXTENSION",
     "KIND_SIGNED",
     "KIND_UNSIGNED",
     "MEASURE_FOR_C",
     "ROW",
-    "ROWS",
     "SKETCH",
     "STATS",
     "UNMASKED",
@@ -76,33 +77,9 @@ __all__ = [
     "sketch_relative_l2",
 ]
 
-STATS = 1
-CRC = 2
-SKETCH = 4
-ROWS = 128
-KIND_SIGNED = 8
-KIND_UNSIGNED = 16
-
-ROW = np.dtype(
-    [
-        ("max_bits", "<u8"),
-        ("min_bits", "<u8"),
-        ("sum", "<f8"),
-        ("norm", "<f8"),
-        ("numel", "<u8"),
-        ("nan", "<u8"),
-        ("posinf", "<u8"),
-        ("neginf", "<u8"),
-        ("zero", "<u8"),
-        ("crc", "<u4"),
-        ("kind", "<u4"),
-        ("payload_offset", "<u8"),
-        ("payload_nbytes", "<u8"),
-        ("sketch_offset", "<u8"),
-        ("sketch_len", "<u4"),
-        ("follows", "<u4"),
-    ]
-)
+ROW = MEASURE.dtype
+# Asks for two numbers by row; the other flags are the kinds of a measure.
+BY_ROWS = 128
 
 # Statistics of the elements below the limit of masks.
 UNMASKED = np.dtype(

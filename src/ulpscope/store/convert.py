@@ -13,10 +13,9 @@ from ulpscope.model.dtypes import dtype_named
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallRecord, Summary, Value
 from ulpscope.native import measuring
-from ulpscope.store import run_folder
+from ulpscope.native.schema import CALL, FORMAT_VERSION, NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, TOLD
 from ulpscope.store.dump import Dump
 from ulpscope.store.parts import with_parts
-from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, RAISED, RECOMPUTED, TOLD
 from ulpscope.store.writer import DumpWriter
 
 _RING = 16 << 20
@@ -27,7 +26,7 @@ def write_native(dump: Dump, folder: Path) -> None:
     """Writes a dump into a new folder in the native format. Raises CaptureError when the folder exists."""
     told = dump.manifest
     manifest = {
-        "format": run_folder.FORMAT_VERSION,
+        "format": FORMAT_VERSION,
         "framework": told.framework,
         "level": told.level,
         "step": told.step,
@@ -69,24 +68,22 @@ class _Copy:
     def add(self, call: CallRecord) -> None:
         row = [number for value in call.values for number in self._value(value)]
         self._writer.commit(
-            [
-                call.seq,
-                NONE64 if call.parent is None else call.parent,
-                NONE64 if call.origin is None else call.origin,
-                0,
-                self._text(call.id.kind),
-                self._text(call.id.name),
-                call.id.index,
-                call.id.again,
-                len(call.values),
-                self._stack(call),
-                NONE32 if call.error is None else self._text(call.error),
-                self._text(call.module) if call.module else NONE32,
-                call.thread,
-                PHASE_NUMBER[call.id.phase],
-                (RECOMPUTED if call.recomputed else 0) | (RAISED if call.error is not None else 0),
-                0,
-            ],
+            CALL.pack(
+                seq=call.seq,
+                parent=NONE64 if call.parent is None else call.parent,
+                origin=NONE64 if call.origin is None else call.origin,
+                kind=self._text(call.id.kind),
+                name=self._text(call.id.name),
+                index=call.id.index,
+                again=call.id.again,
+                values=len(call.values),
+                stack=self._stack(call),
+                note=NONE32 if call.error is None else self._text(call.error),
+                module=self._text(call.module) if call.module else NONE32,
+                thread=call.thread,
+                phase=PHASE_NUMBER[call.id.phase],
+                flags=(RECOMPUTED if call.recomputed else 0) | (RAISED if call.error is not None else 0),
+            ),
             np.array(row, dtype="<u4").tobytes(),
         )
 
@@ -170,7 +167,7 @@ def _fill(row: Any, stats: Summary) -> None:
     else:
         numbers = [stats.max, stats.min, stats.mean, stats.norm]
         kind = TOLD
-        row["follows"] = sum(1 << bit for bit, number in enumerate(numbers) if number is not None)
+        row["known"] = sum(1 << bit for bit, number in enumerate(numbers) if number is not None)
     extremes = [0 if number is None else number for number in numbers[:2]]
     unsigned = max(extremes) >= 1 << 63
     if all(isinstance(number, int) for number in extremes) and not (unsigned and min(extremes) < 0):

@@ -33,28 +33,41 @@ from ulpscope.model.records import (
     Value,
 )
 from ulpscope.native import measuring
-from ulpscope.store import run_folder
-from ulpscope.store.dump import Unmasked
-from ulpscope.store.mapped import StoredBits
-from ulpscope.store.parts import parts_of, with_parts
-from ulpscope.store.registry import Format
-from ulpscope.store.ring import left_in
-from ulpscope.store.tables import (
+from ulpscope.native.schema import (
     CALL,
+    CRC,
+    FORMAT_VERSION,
     FRAME,
     FRAME_MAGIC,
+    KIND_SIGNED,
+    KIND_UNSIGNED,
+    MEASURE,
     NONE32,
     NONE64,
     PENDING,
     PHASES,
     RAISED,
     RECOMPUTED,
+    STATS,
+    TABLES,
     TOLD,
     VALUE,
 )
+from ulpscope.store import run_folder
+from ulpscope.store.dump import Unmasked
+from ulpscope.store.mapped import StoredBits
+from ulpscope.store.parts import parts_of, with_parts
+from ulpscope.store.registry import Format
+from ulpscope.store.ring import left_in
 
-_NOTHING: NDArray[Any] = np.zeros(0, dtype=CALL)
-_STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
+_NOTHING: NDArray[Any] = np.zeros(0, dtype=CALL.dtype)
+# What is read of a row that is a tuple.
+_ID = CALL.pick("kind", "name", "index", "again", "phase")
+_REST = CALL.pick("seq", "parent", "origin", "first_value", "values", "stack", "note", "module", "thread", "flags")
+_KIND = MEASURE.pick("kind")
+_NUMBERS = MEASURE.pick("numel", "max_bits", "min_bits", "sum", "norm")
+_COUNTS = MEASURE.pick("nan", "posinf", "neginf", "zero")
+_CRC, _KNOWN, _PAYLOAD = MEASURE.pick("crc"), MEASURE.pick("known"), MEASURE.pick("payload_offset", "payload_nbytes")
 _LOOKS = 3
 _UNANSWERED = "not measured: the process ended before its device had answered"
 
@@ -89,15 +102,15 @@ class NativeDump:
         cut = self._lines.pop()
         if cut:
             self._lines.append(cut)
-        self._is_settled = not cut and not bool((_rows(tables[1], measuring.ROW)["kind"] & PENDING).any())
+        self._is_settled = not cut and not bool((_rows(tables[1], MEASURE.dtype)["kind"] & PENDING).any())
         for rows in (self._call_rows, self._value_rows, self._measure_rows):
             rows.table = _NOTHING
         self._measures = self._values = self._calls = _NOTHING  # what is looked at cannot grow
         self._rest = [_joined(old, new) for old, new in zip(self._rest, tables[1:], strict=True)]
         measures, self._sketches, values, calls = self._rest
-        self._measures = self._measure_rows.table = _rows(measures, measuring.ROW)
-        self._values = self._value_rows.table = _rows(values, VALUE)
-        self._calls = self._call_rows.table = _rows(calls, CALL)
+        self._measures = self._measure_rows.table = _rows(measures, MEASURE.dtype)
+        self._values = self._value_rows.table = _rows(values, VALUE.dtype)
+        self._calls = self._call_rows.table = _rows(calls, CALL.dtype)
         first = len(self._order)
         self._order = np.concatenate([self._order, first + np.argsort(self._calls["seq"][first:], kind="stable")])
         self._seqs = self._calls["seq"][self._order]
@@ -110,7 +123,7 @@ class NativeDump:
         manifest = _read_manifest(self.folder)
         names = zip(run_folder.TABLES, self._read, strict=True)
         tables = [_read_file(self.folder / name, at) for name, at in reversed(list(names))][::-1]
-        begun = _rows(tables[-1], CALL)["seq"]
+        begun = _rows(tables[-1], CALL.dtype)["seq"]
         if not self._is_settled or (len(self._seqs) and len(begun) and begun.min() < self._seqs[-1]):
             return False
         self._manifest = manifest
@@ -201,7 +214,7 @@ class NativeDump:
         """What follows the sketch of a measured value: from which byte on, the sketch's length, whether there are statistics of what
         is unmasked, and how many rows."""
         row = self._measures[value.measure]
-        follows = 0 if row["kind"] & TOLD else int(row["follows"])
+        follows = 0 if row["kind"] & TOLD else int(row["known"])
         length = int(row["sketch_len"])
         return int(row["sketch_offset"]) + 4 * length, length, bool(follows & 1), follows >> 1
 
@@ -233,7 +246,7 @@ class NativeDump:
     # --- rows into records --------------------------------------------------------------------------------------
 
     def _id(self, row: tuple[Any, ...]) -> CallId:
-        kind, name, index, again, phase = row[4], row[5], row[6], row[7], row[13]
+        kind, name, index, again, phase = _ID(row)
         if phase >= len(PHASES):
             raise DumpError(f"{self.folder / run_folder.CALLS}: phase {phase} is unknown; the file is damaged")
         return CallId(str(self._string(kind)), str(self._string(name)), index, PHASES[phase], again)
@@ -244,7 +257,7 @@ class NativeDump:
     def record(self, position: int) -> CallRecord:
         number = int(self._order[position])
         row = self._call_rows[number]
-        seq, parent, origin, first, _, _, _, _, count, stack, note, module, thread, _, flags, _ = row
+        seq, parent, origin, first, count, stack, note, module, thread, flags = _REST(row)
         if first + count > len(self._values):
             raise DumpError(f"{self.folder / run_folder.VALUES}: values of call {number} are missing; the file is cut")
         return CallRecord(
@@ -284,7 +297,7 @@ class NativeDump:
                     parts = parts_of(text["parts"], place, self._measured)
                 checksum = with_parts(checksum, parts, extra)
             number = None if measure == NONE32 else measure
-            if number is not None and stats is None and self._measure_rows[number][10] & PENDING:
+            if number is not None and stats is None and _KIND(self._measure_rows[number]) & PENDING:
                 number, error = None, _UNANSWERED
             return Value(
                 place,
@@ -310,15 +323,16 @@ class NativeDump:
         if number >= len(self._measures):
             raise DumpError(f"{self.folder / run_folder.MEASURES}: measure {number} is missing; the file is cut")
         row = self._measure_rows[number]
-        high, low, total, norm, numel, nan, posinf, neginf, zero, crc, kind, offset, nbytes = row[:13]
+        kind = _KIND(row)
+        numel, high, low, total, norm = _NUMBERS(row)
         stats: Summary | None = None
         if kind & TOLD:
-            stats = _told(row)
-        elif kind & _STATS:
-            largest, smallest = _extreme(high, kind), _extreme(low, kind)
-            stats = Stats(numel, largest, smallest, total, norm, nan, posinf, neginf, zero)
-        payload = None if offset == NONE64 else Payload(offset, nbytes)
-        return stats, crc if kind & _CRC else None, payload
+            numbers, known = (_extreme(high, kind), _extreme(low, kind), total, norm), _KNOWN(row)
+            stats = ToldStats(numel, *(item if known >> bit & 1 else None for bit, item in enumerate(numbers)))
+        elif kind & STATS:
+            stats = Stats(numel, _extreme(high, kind), _extreme(low, kind), total, norm, *_COUNTS(row))
+        payload = Payload(*_PAYLOAD(row))
+        return stats, _CRC(row) if kind & CRC else None, None if payload.offset == NONE64 else payload
 
     def _string(self, number: int) -> Any:
         found = self._parsed.get(number, self)
@@ -437,17 +451,10 @@ def _joined(old: bytearray, new: bytearray) -> bytearray:
 
 
 def _extreme(bits: int, kind: int) -> float | int:
-    if kind & _UNSIGNED:
+    if kind & KIND_UNSIGNED:
         return bits
     raw = bits.to_bytes(8, "little")
-    return int.from_bytes(raw, "little", signed=True) if kind & _SIGNED else float(struct.unpack("<d", raw)[0])
-
-
-def _told(row: tuple[Any, ...]) -> ToldStats:
-    """Four numbers of another tool: the row holds them as they were, `sum` the mean, `reserved` which are known."""
-    high, low, mean, norm, numel, kind, known = *row[:5], row[10], row[15]
-    numbers = (_extreme(high, kind), _extreme(low, kind), mean, norm)
-    return ToldStats(numel, *(item if known >> bit & 1 else None for bit, item in enumerate(numbers)))
+    return int.from_bytes(raw, "little", signed=True) if kind & KIND_SIGNED else float(struct.unpack("<d", raw)[0])
 
 
 def _rows(data: bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -493,9 +500,9 @@ def _read_manifest(folder: Path) -> Manifest:
         raise DumpError(f"{path} cannot be read: its config is {found.config!r:.40}, not an object")
     if not isinstance(found.stretches, dict) or not all(isinstance(count, int) for count in found.stretches.values()):
         raise DumpError(f"{path} cannot be read: its stretches are {found.stretches!r:.40}, not counts")
-    if not isinstance(found.format, int) or found.format > run_folder.FORMAT_VERSION:
+    if not isinstance(found.format, int) or found.format > FORMAT_VERSION:
         raise DumpError(
-            f"{path} has format {found.format}, this ulpscope reads up to {run_folder.FORMAT_VERSION}; upgrade ulpscope to read it"
+            f"{path} has format {found.format}, this ulpscope reads up to {FORMAT_VERSION}; upgrade ulpscope to read it"
         )
     return found
 
@@ -508,11 +515,12 @@ def _replay_journal(folder: Path, tables: list[bytearray]) -> int:
     _, data = left_in(path)
     at = frames = 0
     while len(data) - at >= FRAME.size:
-        magic, length, *rest = FRAME.unpack_from(data, at)
+        magic, length, *rest, _ = FRAME.struct.unpack_from(data, at)
+        places, sizes = rest[: len(TABLES)], rest[len(TABLES) :]
         cut, end = at + FRAME.size, at + FRAME.size + length
-        if magic != FRAME_MAGIC or end > len(data) or sum(rest[5:]) != length:
+        if magic != FRAME_MAGIC or end > len(data) or sum(sizes) != length:
             break
-        for table, start, size in zip(tables, rest[:5], rest[5:], strict=True):
+        for table, start, size in zip(tables, places, sizes, strict=True):
             if start > len(table):
                 return frames
             table[start : start + size] = data[cut : cut + size]

@@ -20,8 +20,6 @@ TABLES = (STRINGS, MEASURES, SKETCHES, VALUES, CALLS)
 PAYLOAD = "payload.bin"
 JOURNAL = "journal.ring"
 PAYLOAD_JOURNAL = "payload.ring"
-# 2: sketches as `measuring.py` has them now; those of the two cannot be compared.
-FORMAT_VERSION = 2
 STEP = re.compile(r"step(\d+)")
 RANK = re.compile(r"rank(\d+)(?:\.(\d+))?")
 _FILES = frozenset({MANIFEST, *TABLES, PAYLOAD, JOURNAL, PAYLOAD_JOURNAL})

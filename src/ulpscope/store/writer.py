@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from ulpscope.model.background import Job, NoThreadError, OwnThread, here
 from ulpscope.model.errors import CaptureError, FolderTakenError, cannot
 from ulpscope.native import measuring
+from ulpscope.native.schema import NONE64, UNKNOWN
 from ulpscope.store import run_folder
 from ulpscope.store.frames import Frames, file_frames, write_all
 from ulpscope.store.ring import DATA, Ring, beside_streams, largest_ring
-from ulpscope.store.tables import CALL_ROW, NONE64, UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -339,9 +339,9 @@ class DumpWriter:
                 self._wake()
         return offset, nbytes
 
-    def commit(self, row: list[int], values: bytes) -> None:
-        """Stores one finished call. `row` holds the fields of CALL; its `first_value` is filled in."""
-        self.frames.commit(CALL_ROW.pack(*row), values)
+    def commit(self, row: bytes, values: bytes) -> None:
+        """Stores one finished call: its row of calls.bin, whose `first_value` is filled in, and those of its values."""
+        self.frames.commit(row, values)
 
     def _put_frame(self, frame: bytes) -> bool:
         return self.journal is not None and self._put(self.journal, frame)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.advice import Suspect, first_suspect
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import relative_error
 from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, missing_files, ranks_differ
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
+from ulpscope.findings.advice import Suspect, first_suspect
 from ulpscope.model.errors import did_you_mean
 from ulpscope.report import legacy
 from ulpscope.report.csv import write_csv

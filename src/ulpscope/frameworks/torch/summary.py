@@ -85,7 +85,7 @@ class TorchMeasurer:
             (measuring.STATS if statistics else 0)
             | (measuring.CRC if checksum else 0)
             | (measuring.SKETCH if sketch else 0)
-            | (measuring.ROWS if rows else 0)
+            | (measuring.BY_ROWS if rows else 0)
         )
         self._payloads = payloads
         self._reuse = reuse
@@ -370,7 +370,7 @@ class TorchMeasurer:
         if gauge is None:
             pool = _POOL if self._payloads else 0
             gauge = self._gauges[value.get_device()] = CudaGauge(
-                self._sink, value.device, self._flags & ~measuring.ROWS, pool
+                self._sink, value.device, self._flags & ~measuring.BY_ROWS, pool
             )
         return gauge
 

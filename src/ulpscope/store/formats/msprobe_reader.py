@@ -25,6 +25,7 @@ from ulpscope.model.records import (
     Phase,
     Value,
 )
+from ulpscope.native.schema import FORMAT_VERSION
 from ulpscope.store.files.plain_file import mapped
 from ulpscope.store.files.pt import map_pt
 from ulpscope.store.formats.json_entries import JsonEntries
@@ -32,7 +33,7 @@ from ulpscope.store.formats.msprobe_folder import FILES, PARENTS, STACKS, TENSOR
 from ulpscope.store.formats.msprobe_values import MsprobeValues
 from ulpscope.store.mapped import StoredBits
 from ulpscope.store.registry import not_a_dump
-from ulpscope.store.run_folder import FORMAT_VERSION, DumpLocation
+from ulpscope.store.run_folder import DumpLocation
 
 _log = logging.getLogger(__name__)
 LEVELS = {"L0": "module", "L1": "op", "mix": "mix", "L2": "kernel"}

@@ -198,7 +198,7 @@ class MsprobeFiles:
         # Call after call: a dump may be larger than memory.
         for place in places:
             call = self.dump.nth(place)
-            yield f"{_text(call_text(call.id))}: {_text(self._entry(call))}"
+            yield f"{_text(call_text(call.id))}: {_text(self.entry(call))}"
 
     def _stack_entries(self, first: int) -> Iterator[str]:
         names: dict[int, list[str]] = {}
@@ -239,7 +239,8 @@ class MsprobeFiles:
 
     # --- one call -----------------------------------------------------------------------------------------------
 
-    def _entry(self, call: CallRecord) -> Any:
+    def entry(self, call: CallRecord) -> Any:
+        """What dump.json says of a call."""
         if call.id.kind == SAVED:
             return self._saved(call)
         if call.id.phase is Phase.PARAMETERS_GRAD:

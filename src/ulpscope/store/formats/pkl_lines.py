@@ -18,8 +18,9 @@ from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import KINDS, MODULE
 from ulpscope.model.records import CallId, CallRecord, Manifest, Phase, Role, Slot, Value
+from ulpscope.native.schema import FORMAT_VERSION
 from ulpscope.store.files.plain_file import mapped
-from ulpscope.store.run_folder import FORMAT_VERSION, DumpLocation
+from ulpscope.store.run_folder import DumpLocation
 
 STACK = "stack_info"
 PLACE = (

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ulpscope.analyze.advice import Cause, advise, first_suspect
-from ulpscope.analyze.divergence import diverge
-from ulpscope.analyze.findings import Finding
-from ulpscope.analyze.ranks import origin
 from ulpscope.compare.comparison import CallComparison, Evidence
+from ulpscope.findings.advice import Cause, advise, first_suspect
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.model import Finding
+from ulpscope.findings.ranks import origin
 from ulpscope.model.records import Phase
 from ulpscope.report.advisor import write_advisor
 from unit.analyze.made import argument, call, tensor

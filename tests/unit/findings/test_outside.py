@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from ulpscope.analyze.divergence import diverge
-from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.compare.comparison import CallComparison, Comparison
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.model import Divergence, Status
 from ulpscope.model.names import call_text
 from ulpscope.model.records import Phase
 from unit.analyze.made import argument, call, tensor

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.analyze.beginnings import marks_of
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
 from ulpscope.model.names import MODULE, OPTIMIZER
 from ulpscope.model.operators import Trait, traits
-from ulpscope.model.records import Phase
+from ulpscope.model.records import Phase, Value
 
 
 @dataclass(slots=True)
@@ -97,3 +96,10 @@ def _is_number(each: Comparison) -> bool:
 def _is_alike(each: Comparison) -> bool:
     """In everything but its elements."""
     return not {Code.SHAPE, Code.DTYPE, Code.TYPE} & set(each.verdict.codes)
+
+
+def marks_of(value: Value) -> tuple[object, ...]:
+    """What tells that a value is one that a call wrote: its measure, or its numbers where it was measured again."""
+    stats = value.stats
+    numbers = None if stats is None else (stats.max, stats.min, stats.mean, stats.norm, stats.zero_count)
+    return (value.measure, (numbers, value.checksum)) if value.measure is not None else ((numbers, value.checksum),)

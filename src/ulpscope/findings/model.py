@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ulpscope.analyze.exchange import Passings
-from ulpscope.analyze.steadiness import Steadiness
 from ulpscope.compare.comparison import CallComparison, Evidence, Level
+from ulpscope.findings.exchange import Passings
+from ulpscope.findings.steadiness import Steadiness
 from ulpscope.model.records import CallId
 
 
@@ -25,7 +25,8 @@ class Status(enum.Enum):
     CHOICE = "decided otherwise within rounding"
     OTHER = "other work after that"
     OUTSIDE = "from outside, read by nothing of the model"
-    DTYPE = "another dtype"
+    LOST = "lost"
+    ELSEWHERE = "another way to the same values"
     UNMATCHED = "unmatched"
     UNSURE = "differs, and an argument was not recorded"
     UNKNOWN = "unknown"
@@ -43,6 +44,13 @@ class Finding:
     output_error: float | None
     limit: float
     text: str
+    # Where to look, if that is not the module that the call ran in.
+    module: str = ""
+
+    @property
+    def where(self) -> str:
+        """The module to look at."""
+        return self.module or self.comparison.match.call.module
 
     @property
     def call(self) -> CallId:
@@ -75,10 +83,12 @@ class Divergence:
     unknown_count: int = 0
     # Calls of which one should know, though nothing follows from them, and why.
     remarks: list[tuple[str, str]] = field(default_factory=list)
+    # What a precision setting explains: in words, and the largest error of it.
+    settings: dict[str, float] = field(default_factory=dict)
     steadiness: Steadiness = field(default_factory=Steadiness)
     passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None
-    # Whether a call that inherits a difference may have got it from what is not known.
+    # Whether what a call gave differs by more than anything that is known explains.
     unsure: bool = False
 
     @property
@@ -88,22 +98,27 @@ class Divergence:
 
     @property
     def differs(self) -> bool:
-        """Something was introduced, or came in different."""
-        return bool(self.findings or self.statuses[Status.INHERITED])
+        """Something was introduced, was lost, or came in different."""
+        return bool(self.findings)
+
+    @property
+    def is_touched(self) -> bool:
+        """Something differs by more than one rounding, wherever it began."""
+        return self.differs or bool(self.statuses[Status.INHERITED])
 
     @property
     def agrees(self) -> bool:
-        """Nothing was introduced, nothing came in different, nothing is alone."""
-        return not (self.differs or self.statuses[Status.UNMATCHED])
+        """Nothing was introduced, nothing was lost, nothing came in different, and what differs is known to be rounding."""
+        return not (self.differs or self.unsure)
 
     @property
     def carries(self) -> bool:
         """All that differs began as rounding: nobody introduced it, and no call read anything that is not known."""
-        return self.agrees or not (self.findings or self.statuses[Status.UNMATCHED] or self.unsure)
+        return self.agrees
 
     def is_other_work(self) -> None:
         """After a decision in an earlier step: only what a call makes of the same inputs counts."""
-        for status in (Status.INHERITED, Status.SOURCE, Status.UNMATCHED, Status.DTYPE, Status.CHOICE):
+        for status in (Status.INHERITED, Status.SOURCE, Status.UNMATCHED, Status.CHOICE):
             self.statuses[Status.OTHER] += self.statuses.pop(status, 0)
         self._drop([each for each in self.findings if not is_own(each)])
 

@@ -23,15 +23,15 @@ def limit_of(call: CallId, ins: Sequence[Comparison], outs: Sequence[Comparison]
     """The largest error that rounding and the inputs' own error, `into`, may have given the outputs of a call."""
     rounding = max(coarsest(ins), coarsest(outs))
     kept = _cancelled(ins, outs)
-    return (1.0 if Trait.SCALES in traits(call.name) else kept) * _rounded(rounding) + kept * _GAIN * (into or 0.0)
+    return (1.0 if Trait.SCALES in traits(call.name) else kept) * rounded(rounding) + kept * _GAIN * (into or 0.0)
 
 
 def is_rounding(each: Comparison) -> bool:
     """Whether one call of correct arithmetic may have made the difference."""
-    return each.error is not None and each.error <= _rounded(each.rounding)
+    return each.error is not None and each.error <= rounded(each.rounding)
 
 
-def _rounded(rounding: float) -> float:
+def rounded(rounding: float) -> float:
     """What rounding alone may make of a value in one call."""
     return _OUTPUT_ROUNDINGS * rounding + _SUM_ROUNDINGS * min(rounding, _SUM_ROUND_OFF)
 

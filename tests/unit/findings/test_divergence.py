@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from ulpscope.analyze.divergence import Search, diverge
-from ulpscope.analyze.findings import Divergence, Status
-from ulpscope.analyze.ranks import explain_later
 from ulpscope.compare.comparison import Evidence, Level
+from ulpscope.findings.divergence import Search, diverge
+from ulpscope.findings.model import Divergence, Status
+from ulpscope.findings.ranks import explain_later
 from ulpscope.model.names import call_text
 from ulpscope.model.records import UNWRITTEN, Phase, Role, Slot
 from unit.analyze.made import FLOAT32, argument, call, tensor, unmeasured
@@ -81,9 +81,13 @@ def test_a_weight_that_no_call_wrote_is_the_source() -> None:
     assert found.findings[0].text == "input.1 differs, and no recorded call wrote it"
 
 
-def test_a_source_is_seen_even_where_the_output_agrees() -> None:
+def test_what_came_in_different_and_shows_in_nothing_is_a_remark() -> None:
     mask = tensor("input", 1, error=1.0, measure=7)
-    assert status_of(call("where", 0, tensor("input"), mask, tensor("output"))) is Status.SOURCE
+    found = diverge([call("where", 0, tensor("input"), mask, tensor("output"))])
+    assert found.findings == [] and found.agrees
+    assert found.remarks == [("Torch.where.0.forward", "input.1 differs; what it gives agrees")]
+    shown = diverge([call("where", 0, tensor("input"), mask, tensor("output", error=0.1))])
+    assert findings(shown) == [("Torch.where.0.forward", Status.SOURCE)]
 
 
 def test_another_argument_is_the_source() -> None:
@@ -152,8 +156,9 @@ def test_a_module_is_left_out_where_the_difference_begins_inside_it() -> None:
 
 
 def test_a_weight_is_the_source_in_the_call_that_uses_it_and_not_in_its_module() -> None:
-    module = call("fc.Linear", 0, tensor("parameters", "weight", WRONG, measure=5), tensor("output"), kind="Module")
-    inside = call("linear", 1, tensor("input", 1, WRONG, measure=5), tensor("output"), kind="Functional", parent=0)
+    output = tensor("output", error=WRONG)
+    module = call("fc.Linear", 0, tensor("parameters", "weight", WRONG, measure=5), output, kind="Module")
+    inside = call("linear", 1, tensor("input", 1, WRONG, measure=5), output, kind="Functional", parent=0)
     found = diverge([module, inside])
     assert findings(found) == [("Functional.linear.0.forward", Status.SOURCE)]
     assert +found.statuses == {Status.SOURCE: 1, Status.INHERITED: 1}
@@ -207,14 +212,14 @@ def test_without_the_identity_of_values_their_numbers_stand_for_them() -> None:
     assert findings(diverge([alone])) == [("Torch.add.0.forward", Status.SOURCE)]
 
 
-def test_a_call_of_one_run_is_unmatched_and_no_agreement() -> None:
+def test_a_call_of_one_run_is_unmatched_and_no_finding_by_itself() -> None:
     found = diverge([call("mul", 0, only="reference"), call("add", 1, only="target")])
     assert (found.only_reference, found.only_target) == (1, 1)
     assert found.alone == [
         ("Torch.mul.0.forward", "only in the reference"),
         ("Torch.add.0.forward", "only in the target"),
     ]
-    assert not found.agrees
+    assert found.findings == []
 
 
 def test_an_output_that_was_not_measured_is_unknown() -> None:
@@ -299,16 +304,18 @@ def test_rounding_of_a_value_from_outside_is_no_source() -> None:
 
 
 def test_a_number_that_two_dtypes_spell_differently_is_the_same_argument() -> None:
-    values = (tensor("input", dtype="torch.bfloat16"), tensor("output", dtype="torch.bfloat16"))
+    values = (tensor("input", dtype="torch.bfloat16"), tensor("output", error=0.02, dtype="torch.bfloat16"))
     smallest = call("where", 0, argument(1, -3.4028e38, -3.3895e38), *values)
     other = call("where", 0, argument(1, 1e-5, 1e-6), *values)
-    assert status_of(smallest) is Status.IDENTICAL
+    assert status_of(smallest) is Status.INHERITED
     assert status_of(other) is Status.SOURCE
 
 
 def test_what_a_later_step_got_from_outside_began_in_the_step_before() -> None:
     def weights(step: int) -> Divergence:
-        return diverge([call("mm", 0, tensor("input", error=WRONG, measure=5), tensor("output"))], step=step)
+        return diverge(
+            [call("mm", 0, tensor("input", error=WRONG, measure=5), tensor("output", error=WRONG))], step=step
+        )
 
     first, second = explain_later([weights(1), weights(0)])
     assert [len(first.findings), len(second.findings)] == [1, 0]
@@ -317,9 +324,9 @@ def test_what_a_later_step_got_from_outside_began_in_the_step_before() -> None:
 
 @pytest.mark.parametrize("name", ["uniform_.default", "zero_", "copy_.default"])
 def test_what_is_overwritten_without_being_read_does_not_come_from_outside(name: str) -> None:
-    filled = call(name, 0, tensor("input", error=1.0), tensor("output", measure=1), kind="Aten")
+    filled = call(name, 0, tensor("input", error=1.0), tensor("output", error=1e-6, measure=1), kind="Aten")
     assert diverge([filled]).first is None
-    read = call("add_.Tensor", 0, tensor("input", error=1.0), tensor("output", measure=1), kind="Aten")
+    read = call("add_.Tensor", 0, tensor("input", error=1.0), tensor("output", error=1e-6, measure=1), kind="Aten")
     assert diverge([read]).first is not None
 
 

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from ulpscope.analyze.divergence import diverge
-from ulpscope.analyze.exchange import Direction, Passings, Side, Way
-from ulpscope.analyze.findings import Divergence, Status
-from ulpscope.analyze.ranks import Origin, origin, ranks_text
 from ulpscope.compare.comparison import CallComparison
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.exchange import Direction, Passings, Side, Way
+from ulpscope.findings.model import Divergence, Status
+from ulpscope.findings.ranks import Origin, origin, ranks_text
 from ulpscope.model.names import call_text
 from ulpscope.model.records import CallId, Phase
 from unit.analyze.made import argument, call, tensor, unmeasured

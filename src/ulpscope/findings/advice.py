@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ulpscope.analyze.exchange import KIND, is_group
-from ulpscope.analyze.findings import Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Evidence, Level
+from ulpscope.findings.exchange import KIND, is_group
+from ulpscope.findings.model import Finding, Status
 from ulpscope.model.names import MODULE, call_text
 from ulpscope.model.records import CallId, Phase, Role, Value
 
@@ -23,7 +23,7 @@ class Cause(enum.Enum):
 
     NONE = "nothing differs"
     ALONE = "only one run has the call"
-    DTYPE = "another dtype"
+    LOST = "computed in another way"
     ARGUMENT = "an argument differs"
     PARAMETER = "a weight differs"
     OUTSIDE = "a value from outside differs"
@@ -49,9 +49,8 @@ _TEXTS = {
     "in a step or a call that was not recorded.",
     Cause.ALONE: "{call} is in one run only, so the runs did not do the same. Look for another version, another option or "
     "a branch that depends on the data; nothing after it can be compared fairly.",
-    Cause.DTYPE: "From {call} on the runs do not compute in the same dtype: {why}. That is not more than the coarser one rounds, but "
-    "calls in the dtype of both pass it on. Look for autocast, .to(), .half() or .bfloat16() there, or record the reference in the same "
-    "dtype.",
+    Cause.LOST: "{call} reads what the reference has, and what it gives is nowhere in the reference, nor is anything computed from it. "
+    "The two runs compute this part by different calls: compare them line by line, and what each was asked for.",
     Cause.ARGUMENT: "The two programs asked for different things: {why}. No kernel is to blame; make the argument the "
     "same and compare again.",
     Cause.PARAMETER: "The runs began with different weights: {why}. Load the same checkpoint, or use the same seed "
@@ -91,7 +90,7 @@ def advise(
     other = first.comparison.match.reference
     if cause is Cause.ALONE:
         return Advice(cause, _TEXTS[cause].format(call=name), tuple(commands))
-    if cause in (Cause.ARGUMENT, Cause.PARAMETER, Cause.OUTSIDE, Cause.DTYPE) and other is not None:
+    if cause in (Cause.ARGUMENT, Cause.PARAMETER, Cause.OUTSIDE, Cause.LOST) and other is not None:
         commands.append(f"ulpscope show {reference}{place} {call_text(other.id)}")
     elif not any(each.evidence is Evidence.ELEMENTS for each in first.comparison.values):
         # Statistics say that a tensor differs, elements say where.
@@ -111,8 +110,8 @@ def cause_of(finding: Finding) -> Cause:
     outs = [each for each in values if each.slot.role is Role.OUTPUT]
     if finding.status is Status.UNMATCHED:
         return Cause.ALONE
-    if finding.status is Status.DTYPE:
-        return Cause.DTYPE
+    if finding.status is Status.LOST:
+        return Cause.LOST
     if finding.status is Status.SOURCE:
         if any({Code.ARGUMENT, Code.TYPE} & set(each.verdict.codes) and not is_group(each) for each in ins):
             return Cause.ARGUMENT

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ulpscope.analyze.exchange import KIND, Direction, Passing, Side
-from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.compare.comparison import Code
+from ulpscope.findings.exchange import KIND, Direction, Passing, Side
+from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.model.names import call_text
 from ulpscope.model.records import CallId
 
@@ -89,7 +89,7 @@ def origin(divergences: Iterable[Divergence]) -> Origin:
         return _Walk(steps[earliest]).origin()
     # Without a finding nothing is to be ordered.
     ranks = {rank for step in steps.values() for rank in step}
-    differ = {rank for step in steps.values() for rank, each in step.items() if each.differs}
+    differ = {rank for step in steps.values() for rank, each in step.items() if each.is_touched}
     return Origin(ranks=tuple(sorted(differ)), clean=tuple(sorted(ranks - differ)))
 
 
@@ -307,7 +307,7 @@ class _Walk:
     def _answer(self) -> Origin:
         found = sorted(self._found, key=lambda each: each.order)
         free = [each.finding for each in found if not each.preceded]
-        differ = tuple(rank for rank, walker in self._ranks.items() if walker.differs or walker.divergence.differs)
+        differ = tuple(rank for rank, walker in self._ranks.items() if walker.differs or walker.divergence.is_touched)
         return Origin(
             free[0] if free else None,
             tuple(free[1:]),
