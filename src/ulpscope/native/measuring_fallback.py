@@ -294,7 +294,7 @@ def _unmasked(view: Array, read: Callable[[Array], Array], limit: float, length:
     row = np.zeros((), MEASURE.dtype)
     statistics.put(row, 0)
     counts = np.array([statistics.numel, statistics.zero], "<u8")
-    return counts.tobytes() + row[:32].tobytes() + sketch[:length].astype("<f4").tobytes()
+    return counts.tobytes() + row.tobytes()[:32] + sketch[:length].astype("<f4").tobytes()
 
 
 def _rows(view: Array, read: Callable[[Array], Array], width: int) -> bytes:
