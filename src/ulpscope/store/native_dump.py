@@ -156,7 +156,7 @@ class NativeDump:
         return found
 
     def ids(self) -> Sequence[CallId]:
-        return _Ids(self._order, lambda row: self._id(self._call_rows[row]))
+        return _Ids(self._order, self._call_rows, self._id)
 
     def modules(self) -> list[str]:
         return [self._module(number) for number in self._calls["module"][self._order].tolist()]
@@ -427,17 +427,17 @@ class _Tuples:
 class _Ids(Sequence[CallId]):
     """The names of calls, each made when it is asked for."""
 
-    def __init__(self, order: NDArray[Any], name: Callable[[int], CallId]) -> None:
-        self._order, self._name = order, name
+    def __init__(self, order: NDArray[Any], rows: _Tuples, name: Callable[[tuple[Any, ...]], CallId]) -> None:
+        self._order, self._rows, self._name = order, rows, name
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __getitem__(self, position: Any) -> Any:
-        return self._name(int(self._order[position]))
+        return self._name(self._rows[int(self._order[position])])
 
     def __iter__(self) -> Iterator[CallId]:
-        return map(self._name, self._order.tolist())
+        return (self._name(self._rows[row]) for row in self._order.tolist())
 
 
 def _joined(old: bytearray, new: bytearray) -> bytearray:
