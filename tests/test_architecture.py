@@ -278,7 +278,6 @@ LONG_FUNCTIONS = {
     "native/mode.c: look": 58,
     "native/mode.c: run_recorded": 67,
     "native/stacks.c: stack_number": 60,
-    "native/values.c: tensor_row": 75,
     "report/legacy_cells.py: usual_statistic_row": 60,
     "store/files/pt.py: _step": 58,
 }
