@@ -212,11 +212,6 @@ def bare(name: str) -> str:
     return rest.partition(".")[0] if rest and first in _SPACES else first
 
 
-def named(trait: Trait) -> frozenset[str]:
-    """The names that are listed under a trait."""
-    return frozenset(_NAMES[trait].split())
-
-
 @lru_cache(1 << 14)
 def traits(name: str) -> Trait:
     """All that is known of an operator, in any spelling; nothing of an unknown one."""

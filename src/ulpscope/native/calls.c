@@ -265,7 +265,7 @@ int enter(Fast *f, State *s) {
         Py_XDECREF(done);
     }
     if (taken < 0) s->busy = s->in_c = 0;
-    else f->in_c = 1;
+    else f->in_c = 1, f->transform = -1;
     return taken;
 }
 /* What went wrong is told, and no exception is left. */
@@ -314,10 +314,38 @@ State *state_here(Fast *f) {
 
 /* Whether the backward of a call is wanted, and there will be one. */
 int follows(Fast *f, Call *c) {
-    int follow = is_grad_on();
-    if (follow < 0) follow = truth_of(PyObject_CallNoArgs(f->given[GRAD_ENABLED]));
+    int follow = is_grad_on(f);
     if (follow <= 0 || !c->epoch) return follow < 0 ? -1 : 0;
     int choice = choice_of(f, c);
     if (choice != EACH_ASKED) return choice < 0 ? -1 : choice == ALL_WANTED && f->backward;
     return truth_of(PyObject_CallMethodObjArgs(f->given[RECORDER], word[WANTS_BACKWARD], (PyObject *)c, NULL));
+}
+
+/* --- what a thread is doing ---------------------------------------------------------------------------------------- */
+
+/* 0, or -1 with an exception set. A thread has one object for it: our code does not begin again inside itself. */
+int unheard(Fast *f, State *s) {
+    if (!s->object[HEARING]) {
+        PyObject *quiet = PyObject_CallNoArgs(f->given[NO_FUNCTIONS]);
+        set_ref(&s->object[SILENCE], quiet ? GET(quiet, ENTER) : NULL);
+        set_ref(&s->object[HEARING], s->object[SILENCE] ? GET(quiet, EXIT) : NULL);
+        Py_XDECREF(quiet);
+    }
+    PyObject *done = s->object[HEARING] ? PyObject_CallNoArgs(s->object[SILENCE]) : NULL;
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+/* Also with an exception set. */
+void heard_again(Fast *f, State *s) {
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    Py_XDECREF(PyObject_Call(s->object[HEARING], f->nones, NULL));
+    PyErr_Restore(kind, error, trace);
+}
+int64_t sequence_now(Fast *f) { return number_of(PyObject_CallNoArgs(f->given[SEQUENCE])); }
+/* Whether somebody writes down what is called; -1 with an exception set. */
+int traces(Fast *f) {
+    PyObject *tracing = PyObject_CallNoArgs(f->given[TRACING]);
+    Py_XDECREF(tracing);
+    return tracing ? tracing != Py_None : -1;
 }

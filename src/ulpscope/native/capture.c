@@ -25,7 +25,7 @@ static const char *const spelling[WORDS] = {
         "code",
     "untyped_storage", "start", "stop", "step", "names", "of", "__name__", "alone",
     "_parameters", "is_leaf", "_post_accumulate_grad_hooks", "_around", "grad", "opaque_text", "is_meta",
-    "inside", "watch_below",
+    "inside", "watch_below", "is_nested", "is_complex", "element_size",
 };
 
 /* --- small things ------------------------------------------------------------------------------------------------ */
@@ -531,11 +531,7 @@ static PyMethodDef functions[] = {
 #ifndef _WIN32
     {"file_frames", file_frames, METH_VARARGS, "Writes frames into the files of their tables."},
 #endif
-    {"learn", learn, METH_O,
-    "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_storage", learn_storage, METH_O,
-    "The same of the memory of tensors."}, {"learn_graph", learn_graph, METH_O,
-    "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
-    {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
+    {"check_torch", check_torch, METH_O, "Asks tensors without Python if that tells the same of each sample; whether it does."},
     {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
     {"watch_foreign", watch_foreign, METH_VARARGS, "More functions that take tensors, ranges of memory that may be written, and who is told of a call of any, with its arguments, when it has ended, or None; gives those that cannot be watched."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},

@@ -53,25 +53,25 @@ typedef struct Lane {
 typedef int (*Launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
     void **, void **);
 static Launcher launcher;
-static int (*stream_state)(void *, int *), (*current_stream)(int32_t, void **), (*copier)(void *, uint64_t, size_t, void *),
+static int (*stream_state)(void *, int *), (*copier)(void *, uint64_t, size_t, void *),
     (*recorder)(void *, void *), (*argument)(void *, size_t, size_t *, size_t *);
 /* When the first lane is made, torch has loaded them. */
 static void find_functions(void) {
     void *found[] = {found_in("libcuda.so.1", "cuLaunchKernel"), found_in("libcuda.so.1", "cuStreamIsCapturing"),
-        found_in("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"), found_in("libcuda.so.1", "cuMemcpyDtoHAsync_v2"),
+        found_in("libcuda.so.1", "cuMemcpyDtoHAsync_v2"),
         found_in("libcuda.so.1", "cuEventRecord"), found_in("libcuda.so.1", "cuFuncGetParamInfo")};
     memcpy(&launcher, found, sizeof *found), memcpy(&stream_state, found + 1, sizeof *found);
-    memcpy(&current_stream, found + 2, sizeof *found);
-    memcpy(&copier, found + 3, sizeof *found), memcpy(&recorder, found + 4, sizeof *found);
-    memcpy(&argument, found + 5, sizeof *found);
+    memcpy(&copier, found + 2, sizeof *found), memcpy(&recorder, found + 3, sizeof *found);
+    memcpy(&argument, found + 4, sizeof *found);
+    find_cuda_stream();
 }
 /* Whether the stream that torch works on is ours, and is not being recorded into a graph; -1 after an error. */
 static int is_stream(const Lane *lane) {
-    void *stream;
+    uint64_t stream;
     int state;
-    if (stream_state && current_stream && !current_stream(lane->index, &stream)) {
-        if ((uint64_t)(uintptr_t)stream != lane->stream) return 0;
-        return !stream_state(stream, &state) && !state;
+    if (stream_state && cuda_stream(lane->index, &stream)) {
+        if (stream != lane->stream) return 0;
+        return !stream_state((void *)(uintptr_t)stream, &state) && !state;
     }
     int capturing = truth_of(PyObject_CallNoArgs(lane->capturing));
     if (capturing) return capturing < 0 ? -1 : 0;

@@ -187,7 +187,7 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     if (c && !PyErr_Occurred()) {
         leave_out(f, facts, w->func, c);
         follow = follows(f, c);
-        if (follow > 0 && writes) find_edges(f, &edges, shown.args, shown.kwargs, 0, is_graph_known() && !f->node_order);
+        if (follow > 0 && writes) find_edges(f, &edges, shown.args, shown.kwargs, 0);
     }
     if (PyErr_Occurred()) {
         follow = 0;
@@ -213,13 +213,13 @@ static PyObject *run_recorded(Mode *m, const ApiFacts *facts, int writes, const 
     if (!c->wanted && follow <= 0) goto end;
     if ((entered = enter(f, s)) < 0) { Py_CLEAR(result); goto end; }
     PyObject *given = result;
-    Quiet quiet = {0};
+    int quiet = 0;
     if (result == Py_None && flags & MUTATES && PyTuple_Size(args)) given = PyTuple_GetItem(args, 0);
-    int failed = (PyObject *)Py_TYPE(result) != f->given[TENSOR] && unheard(f, &quiet);
+    int failed = (PyObject *)Py_TYPE(result) != f->given[TENSOR] && (quiet = !unheard(f, s)) == 0;
     if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, given, NULL, 1) || close_call(f, c);
     if (!failed && follow > 0) failed = arm(f, c, sequence, edges.are_known ? &edges : NULL, shown.args, shown.kwargs, given);
     if (failed && border(f, api_kind, api_name, 0)) Py_CLEAR(result);
-    heard_again(&quiet);
+    if (quiet) heard_again(f, s);
     if (entered) leave(f, s);
 end:
     if (entered == 0 && !result && !PyErr_Occurred()) result = carry_out(w);
@@ -257,8 +257,7 @@ static PyObject *handle(Mode *m, const ApiFacts *facts, PyObject *types, Way *w)
     if (f->quiet) return carry_out(w);
     if (flags & LEFT_OUT) return GONE(left_out_calls), f->sequence++, carry_out(w); /* it has its number, and nothing inside it is recorded */
     if (!PyList_Size(s->object[CALLS])) {
-        int inside = is_autograd_off();
-        if (inside < 0) inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));
+        int inside = truth_of(PyObject_CallNoArgs(f->given[EXCLUDED]));
         if (inside < 0) return NULL;
         if (inside) inside = !truth_of(PyObject_CallNoArgs(f->given[INFERENCE])); /* which excludes autograd too */
         if (inside) goto slow;

@@ -25,8 +25,7 @@ static PyObject *new_hooks(void) {
 }
 /* As ParameterGradients has it. */
 static int watch_parameter(Arrival *v, PyObject *owner, PyObject *name, PyObject *value) {
-    Direct d;
-    int direct, wanted = wants_grad(v->fast, value, &d, &direct);
+    int wanted = wants_grad(v->fast, value);
     if (wanted > 0) wanted = truth_of(GET(value, IS_LEAF));
     if (wanted <= 0) return wanted;
     PyObject *key = PyLong_FromVoidPtr(value), *hooks = key ? GET(value, ACCUMULATED_HOOKS) : NULL, *made = NULL, *pair = NULL;
@@ -172,7 +171,7 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
     }
     if (!failed && a->records) {
         begun->follow = follows(f, c);
-        failed = begun->follow < 0 || (begun->follow && find_edges(f, &begun->edges, begun->rest, kwargs, 1, is_graph_known()));
+        failed = begun->follow < 0 || (begun->follow && find_edges(f, &begun->edges, begun->rest, kwargs, 1));
     }
     if (!failed) {
         PyObject *stack = PyLong_FromLongLong(c->stack);
@@ -205,11 +204,10 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *result = NULL, *kind, *error, *trace;
     Py_ssize_t depth = PyList_Size(s->object[MODULES]);
     Begun begun = {0};
-    Quiet quiet = {0};
     if (enter(f, s) < 0) return NULL;
     GONE(modules);
-    int failed = unheard(f, &quiet) || begin(a, s, frame, args, kwargs, &begun);
-    heard_again(&quiet);
+    int quiet = !unheard(f, s), failed = !quiet || begin(a, s, frame, args, kwargs, &begun);
+    if (quiet) heard_again(f, s);
     if (failed) begun.follow = 0, failed = border_of(a, PyTuple_GetItem(args, 0));
     leave(f, s);
     Call *c = begun.call;
@@ -222,11 +220,11 @@ static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *a
     if (c && !failed && !result) close_raised(f, c);
     if (result && c && (c->wanted || begun.follow)) {
         int entered = enter(f, s);
-        quiet = (Quiet){0};
-        failed = entered < 0 || unheard(f, &quiet);
+        quiet = entered >= 0 && !unheard(f, s);
+        failed = !quiet;
         if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, result, NULL, 0) || close_call(f, c);
         if (!failed && begun.follow) failed = arm(f, c, begun.sequence, &begun.edges, begun.rest, kwargs, result);
-        heard_again(&quiet);
+        if (quiet) heard_again(f, s);
         if (failed && border_of(a, PyTuple_GetItem(args, 0))) Py_CLEAR(result);
         if (entered > 0) leave(f, s);
     }
@@ -327,8 +325,8 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
     if (entered < 0) return NULL;
     if (!entered) Py_RETURN_NONE;
     GONE(arrivals);
-    Quiet quiet = {0};
-    PyObject *key = unheard(f, &quiet) ? NULL : PyLong_FromVoidPtr(value), *grad = key ? GET(value, GRAD) : NULL;
+    int quiet = !unheard(f, s);
+    PyObject *key = quiet ? PyLong_FromVoidPtr(value) : NULL, *grad = key ? GET(value, GRAD) : NULL;
     PyObject *owners = grad ? PyDict_GetItemWithError(v->owners, key) : NULL, *all = owners ? PySequence_Tuple(owners) : NULL;
     int failed = !grad || PyErr_Occurred();
     for (Py_ssize_t at = 0, size = all ? PyTuple_Size(all) : 0; !failed && at < size; at++) {
@@ -336,7 +334,7 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
         failed = arrived_at(v, s, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1), grad);
     }
     Py_XDECREF(key), Py_XDECREF(grad), Py_XDECREF(all);
-    heard_again(&quiet);
+    if (quiet) heard_again(f, s);
     if (failed) {
         PyObject *what = PyUnicode_FromString("gradients");
         failed = !what || border(f, v->kind, what, 0);

@@ -6,7 +6,7 @@ static const char *const given_names[GIVEN] = {
     "recorder", "gate", "measurer", "stacks", "selection", "frames", "tensor", "parameter", "roles", "phases",
         "tracing",
     "grad_enabled", "sequence", "in_backward", "no_functions", "transform", "dumps", "rewritten", "unwritten", "wrapped",
-    "measure", "others", "ordinary", "meant", "free", "own", "added", "excluded", "inference", "resizable",
+    "measure", "others", "accumulator", "table", "enter_plainly", "meant", "free", "own", "added", "excluded", "inference", "resizable",
     "backward",
     "names", "apis", "modes",
 };
@@ -15,7 +15,7 @@ static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
     Py_ssize_t at = 0;
     struct { const char *name; char *flag; } flags[] = {
         {"reuse", &f->reuse}, {"on_module", &f->on_module}, {"all_free", &f->all_free}, {"forward", &f->forward},
-        {"backward_wanted", &f->backward}, {"node_order", &f->node_order},
+        {"backward_wanted", &f->backward}, {"node_order", &f->node_order}, {"untracked", &f->untracked},
         {"follows_backward", &f->follows_backward}};
     while (kwargs && PyDict_Next(kwargs, &at, &key, &value)) {
         int found = 0;
@@ -45,6 +45,7 @@ static int fast_init(Fast *f, PyObject *args, PyObject *kwargs) {
         if (!(*dicts[i] = PyDict_New())) return -1;
     static long long made;
     if (!(f->key = PyUnicode_FromFormat("ulpscope %lld", ++made)) || !(f->nowhere = PyTuple_New(0)) ||
+        !(f->nones = PyTuple_Pack(3, Py_None, Py_None, Py_None)) ||
         !(f->kept = PyList_New(0)) || grow(&f->chains, &f->chain_room, 1, sizeof *f->chains)) return -1;
     f->chains[0] = (Chain){NULL, 0}, f->chain_count = 1;
     memset(f->places, 0xFF, sizeof f->places);
@@ -79,6 +80,7 @@ static PyObject *fast_row(Fast *f, PyObject *args) {
     PyObject *value;
     int produced = 0;
     uint32_t row[3];
+    f->transform = -1;
     if (!PyArg_ParseTuple(args, "O|p", &value, &produced) || value_row(f, value, produced, row)) return NULL;
     return Py_BuildValue("III", row[0], row[1], row[2]);
 }
@@ -158,13 +160,13 @@ static void fast_dealloc(Fast *f) {
     fast_clear(f);
     drop_apis(f);
     Table *tables[] = {&f->seen_at, &f->known, &f->links, &f->stacks, &f->marked, &f->codes, &f->sites, &f->shapes, &f->names_met, &f->texts_met, &f->slots_met,
-        &f->scalars_met, &f->distrusted, &f->keys};
+        &f->scalars_met, &f->distrusted};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) table_empty(tables[i]);
     for (size_t i = 0; i < f->entry_count; i++) Py_XDECREF(f->entries[i].json);
     for (size_t i = 0; i < f->chain_count; i++) Py_XDECREF(f->chains[i].json);
     free(f->entries), free(f->named), free(f->chains), free(f->metas), free(f->seen);
     Py_XDECREF(f->opaque), Py_XDECREF(f->plain), Py_XDECREF(f->json), Py_XDECREF(f->named_index), Py_XDECREF(f->layouts),
-        Py_XDECREF(f->kept), Py_XDECREF(f->nowhere);
+        Py_XDECREF(f->kept), Py_XDECREF(f->nowhere), Py_XDECREF(f->nones);
     for (int i = 0; i < ROLES; i++) Py_XDECREF(f->slot_index[i]);
     for (int i = 0; i < 7; i++) Py_XDECREF(f->scalars[i]);
     PyObject_GC_Del(f);
@@ -190,6 +192,7 @@ static PyMethodDef fast_methods[] = {
     {"hook", (PyCFunction)fast_hook, METH_VARARGS, "The hook of a call that is one node."},
     {"edges", (PyCFunction)fast_edges, METH_VARARGS, "Which autograd edge each argument is."},
     {"arm", (PyCFunction)fast_arm, METH_VARARGS, "Hooks the nodes that a finished call created."},
+    {"enter_hook", (PyCFunction)fast_enter_hook, METH_VARARGS, "Puts a hook into the table of a node."},
     {"finish_pass", (PyCFunction)fast_finish_pass, METH_O, "Closes what is still open, of one thread or of all."},
     {NULL, NULL, 0, NULL},
 };

@@ -78,13 +78,14 @@ class TorchMeasurer:
     leaf_types = frozenset({Tensor, Parameter, int, float, bool, str, type(None)})
 
     def __init__(
-        self, sink: Sink, *, statistics: bool, checksum: bool, sketch: bool, payloads: bool, reuse: bool
+        self, sink: Sink, *, statistics: bool, checksum: bool, sketch: bool, rows: bool, payloads: bool, reuse: bool
     ) -> None:
         self._sink = sink
         self._flags = (
             (measuring.STATS if statistics else 0)
             | (measuring.CRC if checksum else 0)
             | (measuring.SKETCH if sketch else 0)
+            | (measuring.BY_ROWS if rows else 0)
         )
         self._payloads = payloads
         self._reuse = reuse
@@ -116,7 +117,6 @@ class TorchMeasurer:
             wrapped=internals.is_transformed,
             measure=None if self._payloads else measuring.MEASURE_FOR_C,
             measure_flags=self._flags,
-            ordinary=direct.is_ordinary,
             meant=is_meant_for_the_program,
             others={torch.dtype, torch.device, torch.Size, torch.memory_format, type(...)},
             tensor=Tensor,
@@ -130,7 +130,7 @@ class TorchMeasurer:
             inference=torch.is_inference_mode_enabled,
             resizable=internals.is_resizable,
         )
-        direct.learn()
+        direct.check()
         self._fast = fast
         self.row = fast.row  # type: ignore[method-assign]
 
@@ -368,7 +368,9 @@ class TorchMeasurer:
         gauge = self._gauges.get(value.get_device())
         if gauge is None:
             pool = _POOL if self._payloads else 0
-            gauge = self._gauges[value.get_device()] = CudaGauge(self._sink, value.device, self._flags, pool)
+            gauge = self._gauges[value.get_device()] = CudaGauge(
+                self._sink, value.device, self._flags & ~measuring.BY_ROWS, pool
+            )
         return gauge
 
     # --- everything else ----------------------------------------------------------------------------------------
