@@ -102,9 +102,7 @@ def rounded_score(
     count = y.numel()
     answer |= {"rms": rms / math.sqrt(count), "worst": worst, "total": total, "size": size}
     if unit > inner and not working and found.dtype is dtype:
-        nearest = expected.to(dtype).double()
-        room = (nearest - expected).abs_().add_(expected.abs() if scale is None else scale, alpha=inner)
-        answer["misrounded"] = int(((y != nearest) & ((y - expected).abs() > room)).sum()) / count
+        answer["misrounded"] = _misrounded(y, expected, scale, dtype, inner)
     if leans and count >= _MANY and rms:
         terms = None if scale is None else scale.expand(y.shape) * (_CANCELLED * (1.0 if working else inner / unit))
         answer |= _bias(*_thinned(y, expected, terms), unit, torch.finfo(dtype).tiny)
@@ -116,6 +114,13 @@ def rounded_score(
         clipped = (largest == top) & (expected.abs() > largest * (1 + 8 * unit))
         answer["profile"] |= {"top": float(top), "clipped": int(clipped.sum())}
     return answer
+
+
+def _misrounded(y: Tensor, expected: Tensor, scale: Tensor | None, dtype: torch.dtype, inner: float) -> float:
+    """The share of results that are not the nearest number, though what happened inside would let them be."""
+    nearest = expected.to(dtype).double()
+    room = (nearest - expected).abs_().add_(expected.abs() if scale is None else scale, alpha=inner)
+    return int(((y != nearest) & ((y - expected).abs() > room)).sum()) / y.numel()
 
 
 def _numbers(error: Tensor, y: Tensor) -> list[float]:
