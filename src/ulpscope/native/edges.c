@@ -1,5 +1,5 @@
-/* The graph: which of its edges the arguments of a call are, which nodes the call made, and hooks on
- * these. All of it is asked through Python, where each node becomes an object while it is asked:
+/* The graph: which of its edges the arguments of a call are, which nodes the call made, and hooks
+ * on these. All of it is asked through Python, where each node becomes an object while it is asked:
  * so nothing is asked twice, and children that are an argument's edge are asked nothing at all. */
 #include "capture.h"
 
@@ -31,8 +31,10 @@ static int add_edge(Fast *f, Edges *e, PyObject *value, PyObject *path, int peek
     PyObject *node = GET(value, GRAD_FN);
     if (!node) return -1;
     Edge edge = {node, NULL, -1};
-    if (node == Py_None) set_ref(&edge.node, Py_NewRef(value));
-    else edge.number = number_of(GET(value, OUTPUT_NR));
+    if (node == Py_None)
+        set_ref(&edge.node, Py_NewRef(value));
+    else
+        edge.number = number_of(GET(value, OUTPUT_NR));
     if (PyErr_Occurred() || grow_from(e->few, &e->list, &e->room, e->count + 1, sizeof *e->list)) {
         Py_DECREF(edge.node);
         return -1;
@@ -90,8 +92,7 @@ void drop_edges(Edges *e) {
 
 /* Edges as Python keeps them between the beginning and the end of a call. */
 typedef struct {
-    PyObject_HEAD
-    Edges edges;
+    PyObject_HEAD Edges edges;
 } EdgesObject;
 PyObject *new_edges(Fast *f, PyObject *args, PyObject *kwargs, int peek) {
     EdgesObject *e = (EdgesObject *)PyType_GenericAlloc(edges_type, 0);
@@ -112,8 +113,9 @@ static PyObject *edges_table(const Edges *e) {
     PyObject *table = PyDict_New();
     for (size_t i = 0; table && i < e->count; i++) {
         const Edge *edge = e->list + i;
-        PyObject *key = edge->number < 0 ? PyLong_FromVoidPtr(edge->node)
-                                         : Py_BuildValue("(OL)", edge->node, (long long)edge->number);
+        PyObject *key = edge->number < 0
+                            ? PyLong_FromVoidPtr(edge->node)
+                            : Py_BuildValue("(OL)", edge->node, (long long)edge->number);
         PyObject *paths = key ? PyDict_GetItemWithError(table, key) : NULL;
         PyObject *made = paths ? Py_NewRef(paths) : PyList_New(0);
         int failed = !key || !made || PyList_Append(made, edge->path);
@@ -197,7 +199,8 @@ static void drop_roots(Roots *roots) {
 static Root *root_of(Roots *roots, PyObject *node, PyObject *value, PyObject *path, int output) {
     for (size_t at = 0; at < roots->count; at++)
         if (roots->list[at].node == node) return roots->list + at;
-    if (grow_from(roots->few, &roots->list, &roots->room, roots->count + 1, sizeof *roots->list)) return NULL;
+    if (grow_from(roots->few, &roots->list, &roots->room, roots->count + 1, sizeof *roots->list))
+        return NULL;
     PyObject *outputs = path ? PyDict_New() : NULL;
     if (path && !outputs) return NULL;
     roots->list[roots->count] = (Root){Py_NewRef(node), Py_NewRef(value), outputs, output};
@@ -233,7 +236,8 @@ static int add_root_leaf(Fast *f, void *to, PyObject *path, PyObject *leaf) {
 /* --- hooks on them --------------------------------------------------------------------------- */
 
 /* The table of a node's hooks, of which there are a thousand until a backward pass is over. The
- * collector need not see it while there is no cycle through it, which a hook of ours does not make. */
+ * collector need not see it while there is no cycle through it, which a hook of ours does not make.
+ */
 static PyObject *new_table(Fast *f) {
     PyObject *table = PyObject_CallNoArgs(f->given[TABLE]);
     if (table && f->untracked) PyObject_GC_UnTrack(table);
@@ -268,9 +272,10 @@ static int turn_of(const Fast *f, PyObject *children, Py_ssize_t at, const Child
     }
     return turn;
 }
-/* The hook of a call that is one node. 1 where the call made a child of it too: then it is several. */
-static int arm_single(Fast *f, Call *c, int64_t sequence, const Root *root, const Edges *e,
-    PyObject *children) {
+/* The hook of a call that is one node. 1 where the call made a child of it too: then it is several.
+ */
+static int arm_single(
+    Fast *f, Call *c, int64_t sequence, const Root *root, const Edges *e, PyObject *children) {
     Py_ssize_t count = children ? PyTuple_Size(children) : -1;
     Hook *hook = count < 0 ? NULL : new_hook(f, c, root->output, root->outputs, (size_t)count, 0);
     int status = hook ? 0 : -1;
@@ -278,12 +283,15 @@ static int arm_single(Fast *f, Call *c, int64_t sequence, const Root *root, cons
         Child child = child_at(f, children, at);
         if (!child.node) continue;
         int found = find_edge(e, &child, turn_of(f, children, at, &child));
-        if (found >= 0) hook->slots[at] = Py_NewRef(e->list[found].path);
-        else status = found == -2 ? -1 : is_made_since(&child, sequence);
+        if (found >= 0)
+            hook->slots[at] = Py_NewRef(e->list[found].path);
+        else
+            status = found == -2 ? -1 : is_made_since(&child, sequence);
     }
     if (!status) {
         GONE(single_nodes);
-        if (hang(root->node, 0, (PyObject *)hook) || hold(f, root->node, (PyObject *)hook)) status = -1;
+        if (hang(root->node, 0, (PyObject *)hook) || hold(f, root->node, (PyObject *)hook))
+            status = -1;
     }
     Py_XDECREF((PyObject *)hook);
     return status;
@@ -301,7 +309,8 @@ static int meet(Nodes *nodes, PyObject *node) {
         if (nodes->list[i] == node) return 0;
     int many = nodes->count >= FEW_NODES;
     if (many && table_find(&nodes->met, (uint64_t)node, 0, 0)) return 0;
-    if (grow_from(nodes->few, &nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list)) return -1;
+    if (grow_from(nodes->few, &nodes->list, &nodes->room, nodes->count + 1, sizeof *nodes->list))
+        return -1;
     if (many && table_put(&nodes->met, (uint64_t)node, 0, 0, 1)) return -1;
     nodes->list[nodes->count++] = Py_NewRef(node);
     return 0;
@@ -314,25 +323,32 @@ static void drop_nodes(Nodes *nodes) {
 /* Before each root, for the gradients of results. */
 static int arm_roots(Fast *f, Pass *p, const Root *roots, size_t count, Nodes *nodes) {
     for (size_t i = 0; i < count; i++) {
-        Part *part = meet(nodes, roots[i].node) ? NULL : new_part(p, roots[i].outputs, roots[i].output);
-        int failed = !part || hang(roots[i].node, 1, (PyObject *)part) || hold(f, roots[i].node, (PyObject *)p);
+        Part *part =
+            meet(nodes, roots[i].node) ? NULL : new_part(p, roots[i].outputs, roots[i].output);
+        int failed = !part || hang(roots[i].node, 1, (PyObject *)part) ||
+                     hold(f, roots[i].node, (PyObject *)p);
         Py_XDECREF((PyObject *)part);
         if (failed) return -1;
         p->expected++;
     }
     return 0;
 }
-/* Behind a node that edges leave, for the gradients of arguments; the children that the call made are met. */
-static int arm_node(Fast *f, Pass *p, PyObject *node, int64_t sequence, const Edges *e, Nodes *nodes) {
+/* Behind a node that edges leave, for the gradients of arguments; the children that the call made
+ * are met. */
+static int arm_node(
+    Fast *f, Pass *p, PyObject *node, int64_t sequence, const Edges *e, Nodes *nodes) {
     PyObject *children = GET(node, NEXT_FUNCTIONS);
     Part *part = NULL;
     int status = children ? 0 : -1;
-    for (Py_ssize_t at = 0, count = children ? PyTuple_Size(children) : 0; !status && at < count; at++) {
+    for (Py_ssize_t at = 0, count = children ? PyTuple_Size(children) : 0; !status && at < count;
+        at++) {
         Child child = child_at(f, children, at);
         if (!child.node) continue;
         int found = find_edge(e, &child, 0), made = 0;
-        if (found >= 0) status = add_place(p, &part, (int)at, e->list[found].path);
-        else made = found == -2 ? -1 : is_made_since(&child, sequence);
+        if (found >= 0)
+            status = add_place(p, &part, (int)at, e->list[found].path);
+        else
+            made = found == -2 ? -1 : is_made_since(&child, sequence);
         if (made) status = made < 0 ? -1 : meet(nodes, child.node);
     }
     Py_XDECREF(children);
@@ -374,27 +390,30 @@ static int arm_passed(Fast *f, const Call *c, const Root *root) {
     Py_XDECREF((PyObject *)p);
     return status;
 }
-static int arm_slowly(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs,
-    PyObject *result) {
-    PyObject *number = PyLong_FromLongLong(sequence), *named = kwargs ? Py_NewRef(kwargs) : PyDict_New();
+static int arm_slowly(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args,
+    PyObject *kwargs, PyObject *result) {
+    PyObject *number = PyLong_FromLongLong(sequence),
+             *named = kwargs ? Py_NewRef(kwargs) : PyDict_New();
     PyObject *table = e ? edges_table(e) : Py_NewRef(Py_None), *done = NULL;
     if (number && table && named)
-        done = PyObject_CallMethodObjArgs(f->given[BACKWARD], word[ARM_SLOWLY], (PyObject *)c, number, table, args,
-            named, result, NULL);
+        done = PyObject_CallMethodObjArgs(f->given[BACKWARD], word[ARM_SLOWLY], (PyObject *)c,
+            number, table, args, named, result, NULL);
     Py_XDECREF(number);
     Py_XDECREF(named);
     Py_XDECREF(table);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
-static int arm_made(Fast *f, Call *c, const Roots *roots, Edges *e, PyObject *args, PyObject *kwargs) {
+static int arm_made(
+    Fast *f, Call *c, const Roots *roots, Edges *e, PyObject *args, PyObject *kwargs) {
     Edges own = {.are_known = 0};
     if (!e && find_edges(f, &own, args, kwargs, 0)) return -1;
     if (!e) e = &own;
     /* Held until the end: a child that is asked for again is the same object then. */
     PyObject *children = GET(roots->list->node, NEXT_FUNCTIONS);
     int status = children ? 1 : -1;
-    if (children && roots->count == 1) status = arm_single(f, c, roots->sequence, roots->list, e, children);
+    if (children && roots->count == 1)
+        status = arm_single(f, c, roots->sequence, roots->list, e, children);
     if (status == 1) status = arm_several(f, c, roots, e);
     Py_XDECREF(children);
     if (own.are_known) drop_edges(&own);
@@ -402,9 +421,11 @@ static int arm_made(Fast *f, Call *c, const Roots *roots, Edges *e, PyObject *ar
 }
 /* Hooks the nodes that a finished call created, if it created any. Edges that were not found
  * before are found here. */
-int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs, PyObject *result) {
+int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *kwargs,
+    PyObject *result) {
     if (f->node_order && PyUnicode_CompareWithASCIIString(c->kind, "Module"))
-        return arm_slowly(f, c, sequence, e, args, kwargs, result); /* whose order is Python's to find */
+        return arm_slowly(
+            f, c, sequence, e, args, kwargs, result); /* whose order is Python's to find */
     Roots roots;
     roots.list = roots.few;
     roots.count = 0;
@@ -412,10 +433,13 @@ int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *
     roots.sequence = sequence;
     roots.older = 0;
     int status = 0;
-    if (is_tensor(f, result)) status = add_root(f, &roots, result, NULL);
-    else if (!is_plain(f, result)) status = visit_leaves(f, result, f->nowhere, add_root_leaf, &roots);
+    if (is_tensor(f, result))
+        status = add_root(f, &roots, result, NULL);
+    else if (!is_plain(f, result))
+        status = visit_leaves(f, result, f->nowhere, add_root_leaf, &roots);
     if (!status && roots.count && !roots.older) status = arm_made(f, c, &roots, e, args, kwargs);
-    for (size_t i = 0; !status && roots.older && i < roots.count; i++) status = arm_passed(f, c, roots.list + i);
+    for (size_t i = 0; !status && roots.older && i < roots.count; i++)
+        status = arm_passed(f, c, roots.list + i);
     drop_roots(&roots);
     if (roots.list != roots.few) free(roots.list);
     return status;
@@ -426,14 +450,15 @@ int arm(Fast *f, Call *c, int64_t sequence, Edges *e, PyObject *args, PyObject *
 PyObject *fast_edges(Fast *f, PyObject *args) {
     PyObject *values, *named;
     int peek;
-    if (!PyArg_ParseTuple(args, "O!O!p", &PyTuple_Type, &values, &PyDict_Type, &named, &peek)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!O!p", &PyTuple_Type, &values, &PyDict_Type, &named, &peek))
+        return NULL;
     return new_edges(f, values, named, peek);
 }
 PyObject *fast_arm(Fast *f, PyObject *args) {
     PyObject *call, *edges, *values, *named, *result;
     long long sequence;
-    if (!PyArg_ParseTuple(args, "O!LOO!O!O", call_type, &call, &sequence, &edges, &PyTuple_Type, &values,
-            &PyDict_Type, &named, &result))
+    if (!PyArg_ParseTuple(args, "O!LOO!O!O", call_type, &call, &sequence, &edges, &PyTuple_Type,
+            &values, &PyDict_Type, &named, &result))
         return NULL;
     if (arm(f, (Call *)call, sequence, edges_in(edges), values, named, result)) return NULL;
     Py_RETURN_NONE;

@@ -1,5 +1,5 @@
-/* Gradients of one call, taken from the autograd nodes that the call itself created; backward.py says how, and does the
- * same without this file. */
+/* Gradients of one call, taken from the autograd nodes that the call itself created; backward.py
+ * says how, and does the same without this file. */
 #include "capture.h"
 #include <structmember.h>
 
@@ -7,8 +7,8 @@ static const char LATE[] = "a backward pass ran after stop() and was not recorde
 
 /* What a backward record needs of its forward call. */
 static Forward forward_of(const Call *c) {
-    return (Forward){Py_NewRef(c->kind), Py_NewRef(c->name), Py_NewRef(c->module), {c->index, c->epoch, c->seq,
-        c->parent, c->stack, c->named}};
+    return (Forward){Py_NewRef(c->kind), Py_NewRef(c->name), Py_NewRef(c->module),
+        {c->index, c->epoch, c->seq, c->parent, c->stack, c->named}};
 }
 static void forward_drop(Forward *w) {
     Py_CLEAR(w->kind);
@@ -41,7 +41,8 @@ static PyObject *gradients_at(PyObject *args, Py_ssize_t at) {
     return found ? PySequence_Tuple(found) : NULL;
 }
 
-/* --- a call made of one node ------------------------------------------------------------------------------------- */
+/* --- a call made of one node
+ * ------------------------------------------------------------------------------------- */
 
 Hook *new_hook(Fast *f, const Call *c, int output, PyObject *outputs, size_t slots, int gaps) {
     Hook *h = (Hook *)PyType_GenericAlloc(hook_type, 0);
@@ -56,12 +57,15 @@ Hook *new_hook(Fast *f, const Call *c, int output, PyObject *outputs, size_t slo
     return h;
 }
 /* The gradient of a result; of one that was passed on, it is that of the argument too. */
-static int show_output(Fast *f, Call *c, PyObject *path, Py_ssize_t place, PyObject *grads, int gaps, int passed) {
+static int show_output(
+    Fast *f, Call *c, PyObject *path, Py_ssize_t place, PyObject *grads, int gaps, int passed) {
     PyObject *grad = place < PyTuple_Size(grads) ? PyTuple_GetItem(grads, place) : NULL;
     if (!grad || (grad == Py_None && !gaps)) return 0;
-    return show(f, c, INPUT, path, 0, grad, NULL, 1) || (passed && show(f, c, OUTPUT, path, 0, grad, NULL, 1));
+    return show(f, c, INPUT, path, 0, grad, NULL, 1) ||
+           (passed && show(f, c, OUTPUT, path, 0, grad, NULL, 1));
 }
-static int show_outputs(Fast *f, Call *c, PyObject *outputs, int output, PyObject *grads, int gaps, int passed) {
+static int show_outputs(
+    Fast *f, Call *c, PyObject *outputs, int output, PyObject *grads, int gaps, int passed) {
     PyObject *number, *path;
     Py_ssize_t at = 0;
     if (!outputs) return show_output(f, c, NULL, output, grads, gaps, passed);
@@ -71,13 +75,15 @@ static int show_outputs(Fast *f, Call *c, PyObject *outputs, int output, PyObjec
 }
 static int hook_show(Hook *h, State *s, PyObject *in, PyObject *out) {
     Fast *f = h->fast;
-    Call *c = open_backward(f, s, h->forward.kind, h->forward.name, h->forward.facts, h->forward.module, h->again++);
+    Call *c = open_backward(
+        f, s, h->forward.kind, h->forward.name, h->forward.facts, h->forward.module, h->again++);
     if (!c) return -1;
     int failed = show_outputs(f, c, h->outputs, h->output, out, h->gaps, 0);
     Py_ssize_t left = PyTuple_Size(in);
     for (Py_ssize_t at = 0; !failed && at < h->count && at < left; at++) {
         PyObject *path = h->slots[at], *grad = PyTuple_GetItem(in, at);
-        if (path && (grad != Py_None || h->gaps)) failed = show(f, c, OUTPUT, path, 0, grad, NULL, 1);
+        if (path && (grad != Py_None || h->gaps))
+            failed = show(f, c, OUTPUT, path, 0, grad, NULL, 1);
     }
     failed = failed || close_call(f, c);
     Py_DECREF(c);
@@ -107,13 +113,16 @@ static void hook_dealloc(Hook *h) {
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(h);
     Py_DECREF(type);
 }
-static PyMemberDef hook_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Hook, weak), READONLY, NULL}, {NULL,
-    0, 0, 0, NULL}};
-static PyType_Slot hook_slots[] = {{Py_tp_dealloc, hook_dealloc}, {Py_tp_call, hook_call}, {Py_tp_members,
-    hook_members}, {0, NULL}};
-PyType_Spec hook_spec = {"ulpscope.native._taps.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT, hook_slots};
+static PyMemberDef hook_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Hook, weak), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+static PyType_Slot hook_slots[] = {{Py_tp_dealloc, hook_dealloc}, {Py_tp_call, hook_call},
+    {Py_tp_members, hook_members}, {0, NULL}};
+PyType_Spec hook_spec = {
+    "ulpscope.native._taps.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT, hook_slots};
 
-/* --- a call made of several nodes -------------------------------------------------------------------------------- */
+/* --- a call made of several nodes
+ * -------------------------------------------------------------------------------- */
 
 void pass_reset(Pass *p) {
     p->left = p->expected;
@@ -142,14 +151,16 @@ static int pass_finish(Pass *p) {
     int failed = 0;
     p->open = NULL;
     for (size_t i = 0; c && !failed && i < p->count; i++)
-        if (p->shares[i].sum) failed = show(f, c, OUTPUT, p->shares[i].path, 0, p->shares[i].sum, NULL, 1);
+        if (p->shares[i].sum)
+            failed = show(f, c, OUTPUT, p->shares[i].path, 0, p->shares[i].sum, NULL, 1);
     failed = failed || (c && close_call(f, c));
     Py_XDECREF(c);
     pass_reset(p);
     unlink_pass(p); /* which may be the last that holds it */
     return failed ? -1 : 0;
 }
-/* As backward.py has it, which keeps the graph and modes of the program out of it; here where there are none. */
+/* As backward.py has it, which keeps the graph and modes of the program out of it; here where there
+ * are none. */
 static PyObject *add(Fast *f, PyObject *one, PyObject *two) {
     if (is_tensor(f, one) && is_tensor(f, two) && !is_grad_on(f) && f->given[MODES] != Py_None) {
         int modes = truth_of(PyObject_CallNoArgs(f->given[MODES]));
@@ -157,19 +168,23 @@ static PyObject *add(Fast *f, PyObject *one, PyObject *two) {
     }
     return PyObject_CallFunctionObjArgs(f->given[ADD], one, two, NULL);
 }
-/* An argument used twice inside the call gets the sum of both gradients; it is shown when the last has come. */
+/* An argument used twice inside the call gets the sum of both gradients; it is shown when the last
+ * has come. */
 static int pass_add(Pass *p, Share *share, PyObject *grad) {
     int left = --share->waiting, failed = 0;
     PyObject *sum = share->sum, *whole;
     share->sum = NULL;
-    if (grad == Py_None) whole = sum;
-    else if (!sum) whole = Py_NewRef(grad);
+    if (grad == Py_None)
+        whole = sum;
+    else if (!sum)
+        whole = Py_NewRef(grad);
     else {
         whole = add(p->fast, sum, grad);
         Py_DECREF(sum);
         if (!whole) return -1;
     }
-    if (whole && left > 0 && grad != Py_None) share->sum = whole;
+    if (whole && left > 0 && grad != Py_None)
+        share->sum = whole;
     else if (whole) {
         failed = show(p->fast, p->open, OUTPUT, share->path, 0, whole, NULL, 1);
         Py_DECREF(whole);
@@ -180,14 +195,16 @@ static int part_show(Part *part, State *s, PyObject *grads) {
     Pass *p = part->pass;
     Fast *f = p->fast;
     if (!p->open) {
-        p->open = open_backward(f, s, p->forward.kind, p->forward.name, p->forward.facts, p->forward.module, p->again);
+        p->open = open_backward(
+            f, s, p->forward.kind, p->forward.name, p->forward.facts, p->forward.module, p->again);
         if (!p->open) return -1;
         p->again++;
         p->thread = s->number;
         p->next = f->unfinished, f->unfinished = (Pass *)Py_NewRef((PyObject *)p);
     }
     int failed = 0;
-    if (!part->places) failed = show_outputs(f, p->open, part->outputs, part->output, grads, 0, part->passed);
+    if (!part->places)
+        failed = show_outputs(f, p->open, part->outputs, part->output, grads, 0, part->passed);
     for (size_t i = 0; !failed && i < part->count; i++) {
         int place = part->places[2 * i];
         failed = pass_add(p, p->shares + part->places[2 * i + 1],
@@ -227,12 +244,17 @@ static void part_dealloc(Part *part) {
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(part);
     Py_DECREF(type);
 }
-static PyMemberDef pass_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Pass, weak), READONLY, NULL}, {NULL,
-    0, 0, 0, NULL}};
-static PyType_Slot pass_slots[] = {{Py_tp_dealloc, pass_dealloc}, {Py_tp_members, pass_members}, {0, NULL}};
-PyType_Spec pass_spec = {"ulpscope.native._taps.Pass", sizeof(Pass), 0, Py_TPFLAGS_DEFAULT, pass_slots};
-static PyType_Slot part_slots[] = {{Py_tp_dealloc, part_dealloc}, {Py_tp_call, part_call}, {0, NULL}};
-PyType_Spec part_spec = {"ulpscope.native._taps.Part", sizeof(Part), 0, Py_TPFLAGS_DEFAULT, part_slots};
+static PyMemberDef pass_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Pass, weak), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+static PyType_Slot pass_slots[] = {
+    {Py_tp_dealloc, pass_dealloc}, {Py_tp_members, pass_members}, {0, NULL}};
+PyType_Spec pass_spec = {
+    "ulpscope.native._taps.Pass", sizeof(Pass), 0, Py_TPFLAGS_DEFAULT, pass_slots};
+static PyType_Slot part_slots[] = {
+    {Py_tp_dealloc, part_dealloc}, {Py_tp_call, part_call}, {0, NULL}};
+PyType_Spec part_spec = {
+    "ulpscope.native._taps.Part", sizeof(Part), 0, Py_TPFLAGS_DEFAULT, part_slots};
 
 PyObject *fast_finish_pass(Fast *f, PyObject *state) {
     for (;;) {
@@ -296,13 +318,15 @@ int hold(Fast *f, PyObject *node, PyObject *armed) {
 Part *new_part(Pass *p, PyObject *outputs, int output) {
     Part *part = (Part *)PyType_GenericAlloc(part_type, 0);
     if (!part) return NULL;
-    part->pass = (Pass *)Py_NewRef((PyObject *)p), part->outputs = Py_XNewRef(outputs), part->output = output;
+    part->pass = (Pass *)Py_NewRef((PyObject *)p), part->outputs = Py_XNewRef(outputs),
+    part->output = output;
     return part;
 }
 /* Adds a place to the hook of a node that edges of the call leave. */
 int add_place(Pass *p, Part **part, int place, PyObject *path) {
     size_t share = 0;
-    while (share < p->count && PyObject_RichCompareBool(p->shares[share].path, path, Py_EQ) != 1) share++;
+    while (share < p->count && PyObject_RichCompareBool(p->shares[share].path, path, Py_EQ) != 1)
+        share++;
     if (share == p->count) {
         if (grow_from(p->few, &p->shares, &p->room, p->count + 1, sizeof *p->shares)) return -1;
         p->shares[p->count++] = (Share){Py_NewRef(path), NULL, 0, 0};
@@ -310,20 +334,26 @@ int add_place(Pass *p, Part **part, int place, PyObject *path) {
     p->shares[share].edges++;
     if (!*part && !(*part = new_part(p, NULL, 0))) return -1;
     if (!(*part)->places) (*part)->places = (*part)->few, (*part)->room = 2 * FEW_PLACES;
-    if (grow_from((*part)->few, &(*part)->places, &(*part)->room, 2 * ((*part)->count + 1), sizeof(int))) return -1;
-    (*part)->places[2 * (*part)->count] = place, (*part)->places[2 * (*part)->count + 1] = (int)share;
+    if (grow_from(
+            (*part)->few, &(*part)->places, &(*part)->room, 2 * ((*part)->count + 1), sizeof(int)))
+        return -1;
+    (*part)->places[2 * (*part)->count] = place,
+                        (*part)->places[2 * (*part)->count + 1] = (int)share;
     (*part)->count++;
     return 0;
 }
 Pass *new_pass(Fast *f, const Call *c) {
     Pass *p = (Pass *)PyType_GenericAlloc(pass_type, 0);
-    if (p) p->fast = (Fast *)Py_NewRef((PyObject *)f), p->forward = forward_of(c), p->shares = p->few, p->room = FEW_SHARES;
+    if (p)
+        p->fast = (Fast *)Py_NewRef((PyObject *)f), p->forward = forward_of(c), p->shares = p->few,
+        p->room = FEW_SHARES;
     return p;
 }
 PyObject *fast_hook(Fast *f, PyObject *args) {
     PyObject *call, *outputs, *slots;
     int gaps;
-    if (!PyArg_ParseTuple(args, "O!O!O!p", call_type, &call, &PyDict_Type, &outputs, &PyTuple_Type, &slots, &gaps))
+    if (!PyArg_ParseTuple(args, "O!O!O!p", call_type, &call, &PyDict_Type, &outputs, &PyTuple_Type,
+            &slots, &gaps))
         return NULL;
     Hook *hook = new_hook(f, (Call *)call, -1, outputs, (size_t)PyTuple_Size(slots), gaps);
     for (Py_ssize_t at = 0; hook && at < hook->count; at++) {

@@ -8,24 +8,25 @@
 #include <dlfcn.h>
 #endif
 
-typedef void *Impl; /* what a tensor of Python refers to; torch's functions want to know where that is written */
+typedef void *Impl; /* what a tensor of Python refers to; torch's functions want to know where that
+                       is written */
 enum { TORCH_CPU, C10, TORCH_CUDA };
-#define OF_TENSORS(X)                                                                              \
-    X(requires_grad, C10, "_ZNK3c1010TensorImpl13requires_gradEv", _Bool, (Impl))                  \
-    X(version, TORCH_CPU, "_ZNK2at10TensorBase8_versionEv", int64_t, (Impl *))                     \
-    X(is_view, TORCH_CPU, "_ZNK2at10TensorBase7is_viewEv", _Bool, (Impl *))                        \
-    X(data_ptr, TORCH_CPU, "aoti_torch_get_data_ptr", int, (Impl *, void **))                      \
-    X(storage_offset, TORCH_CPU, "aoti_torch_get_storage_offset", int, (Impl *, int64_t *))        \
-    X(dim, TORCH_CPU, "aoti_torch_get_dim", int, (Impl *, int64_t *))                              \
-    X(sizes, TORCH_CPU, "aoti_torch_get_sizes", int, (Impl *, int64_t **))                         \
-    X(strides, TORCH_CPU, "aoti_torch_get_strides", int, (Impl *, int64_t **))                     \
-    X(layout, TORCH_CPU, "aoti_torch_get_layout", int, (Impl *, int32_t *))                        \
-    X(dtype, TORCH_CPU, "aoti_torch_get_dtype", int, (Impl *, int32_t *))                          \
-    X(device_type, TORCH_CPU, "aoti_torch_get_device_type", int, (Impl *, int32_t *))              \
+#define OF_TENSORS(X)                                                                       \
+    X(requires_grad, C10, "_ZNK3c1010TensorImpl13requires_gradEv", _Bool, (Impl))           \
+    X(version, TORCH_CPU, "_ZNK2at10TensorBase8_versionEv", int64_t, (Impl *))              \
+    X(is_view, TORCH_CPU, "_ZNK2at10TensorBase7is_viewEv", _Bool, (Impl *))                 \
+    X(data_ptr, TORCH_CPU, "aoti_torch_get_data_ptr", int, (Impl *, void **))               \
+    X(storage_offset, TORCH_CPU, "aoti_torch_get_storage_offset", int, (Impl *, int64_t *)) \
+    X(dim, TORCH_CPU, "aoti_torch_get_dim", int, (Impl *, int64_t *))                       \
+    X(sizes, TORCH_CPU, "aoti_torch_get_sizes", int, (Impl *, int64_t **))                  \
+    X(strides, TORCH_CPU, "aoti_torch_get_strides", int, (Impl *, int64_t **))              \
+    X(layout, TORCH_CPU, "aoti_torch_get_layout", int, (Impl *, int32_t *))                 \
+    X(dtype, TORCH_CPU, "aoti_torch_get_dtype", int, (Impl *, int32_t *))                   \
+    X(device_type, TORCH_CPU, "aoti_torch_get_device_type", int, (Impl *, int32_t *))       \
     X(device_index, TORCH_CPU, "aoti_torch_get_device_index", int, (Impl *, int32_t *))
 /* Of which each serves without the others. */
-#define OF_THREADS(X)                                                                              \
-    X(grad_mode, TORCH_CPU, "aoti_torch_grad_mode_is_enabled", _Bool, (void))                      \
+#define OF_THREADS(X)                                                         \
+    X(grad_mode, TORCH_CPU, "aoti_torch_grad_mode_is_enabled", _Bool, (void)) \
     X(stream, TORCH_CUDA, "aoti_torch_get_current_cuda_stream", int, (int32_t, void **))
 
 #define FIELD(name, library, symbol, result, arguments) result(*name) arguments;
@@ -84,8 +85,10 @@ PyObject *tensor_base(PyObject *value) {
 int tensor_pointer(PyObject *value, uint64_t *to) {
     Impl impl = torch.ready ? impl_of(value) : NULL;
     void *pointer;
-    if (impl && !torch.data_ptr(&impl, &pointer)) *to = (uint64_t)(uintptr_t)pointer;
-    else *to = (uint64_t)number_of(ASK(value, DATA_PTR));
+    if (impl && !torch.data_ptr(&impl, &pointer))
+        *to = (uint64_t)(uintptr_t)pointer;
+    else
+        *to = (uint64_t)number_of(ASK(value, DATA_PTR));
     return PyErr_Occurred() ? -1 : 0;
 }
 static int use_told(PyObject *value, Use *to) {
@@ -159,25 +162,30 @@ typedef struct {
 } Sample;
 static int read_sample(PyObject *from, Sample *to) {
     unsigned long long cdata, version, pointer;
-    if (!PyArg_ParseTuple(from, "OKpKpKOO!O!Li", &to->value, &cdata, &to->use.requires_grad, &version, &to->view,
-            &pointer, &to->dtype, &PyTuple_Type, &to->shape, &PyTuple_Type, &to->stride, &to->offset, &to->index))
+    if (!PyArg_ParseTuple(from, "OKpKpKOO!O!Li", &to->value, &cdata, &to->use.requires_grad,
+            &version, &to->view, &pointer, &to->dtype, &PyTuple_Type, &to->shape, &PyTuple_Type,
+            &to->stride, &to->offset, &to->index))
         return -1;
     to->cdata = cdata;
     to->use.version = version;
     to->use.pointer = pointer;
     return 0;
 }
-/* The only word of all objects that is the address of what each refers to; 0 where there is none. */
+/* The only word of all objects that is the address of what each refers to; 0 where there is none.
+ */
 static size_t find_impl(const Sample *samples, size_t count) {
     size_t found = 0, words = SIZE_MAX;
     for (size_t i = 0; i < count; i++) {
         PyObject *type = (PyObject *)Py_TYPE(samples[i].value);
-        size_t size = (size_t)number_of(PyObject_GetAttrString(type, "__basicsize__")) / sizeof(void *);
+        size_t size =
+            (size_t)number_of(PyObject_GetAttrString(type, "__basicsize__")) / sizeof(void *);
         if (size < words) words = size;
     }
     for (size_t at = sizeof(PyObject) / sizeof(void *); !PyErr_Occurred() && at < words; at++) {
         size_t agree = 0;
-        while (agree < count && word_of(samples[agree].value, at * sizeof(void *)) == samples[agree].cdata) agree++;
+        while (agree < count &&
+               word_of(samples[agree].value, at * sizeof(void *)) == samples[agree].cdata)
+            agree++;
         if (agree < count) continue;
         if (found) return 0;
         found = at * sizeof(void *);
@@ -196,13 +204,14 @@ static int agrees(const Sample *sample, PyObject **dtypes) {
     Form form;
     if (tensor_use(sample->value, &use) || tensor_form(sample->value, &form) != 1) return 0;
     int64_t dim = form.numbers[3], dtype = form.numbers[0];
-    if (dtype < 0 || dtype >= MOST_DTYPES || (dtypes[dtype] && dtypes[dtype] != sample->dtype)) return 0;
+    if (dtype < 0 || dtype >= MOST_DTYPES || (dtypes[dtype] && dtypes[dtype] != sample->dtype))
+        return 0;
     dtypes[dtype] = sample->dtype;
     return use.requires_grad == sample->use.requires_grad && use.version == sample->use.version &&
-        use.pointer == sample->use.pointer && tensor_is_view(sample->value) == sample->view &&
-        form.numbers[2] == sample->index && form.offset == (uint64_t)sample->offset &&
-        same_numbers(sample->shape, form.numbers + FORM_HEAD, dim) &&
-        same_numbers(sample->stride, form.numbers + FORM_HEAD + dim, dim);
+           use.pointer == sample->use.pointer && tensor_is_view(sample->value) == sample->view &&
+           form.numbers[2] == sample->index && form.offset == (uint64_t)sample->offset &&
+           same_numbers(sample->shape, form.numbers + FORM_HEAD, dim) &&
+           same_numbers(sample->stride, form.numbers + FORM_HEAD + dim, dim);
 }
 /* A sample: a tensor, `_cdata`, and what its attributes are. From now on tensors are asked without
  * Python if it told the same of each; whether that is so. */

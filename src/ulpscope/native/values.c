@@ -4,11 +4,12 @@
 enum { MOST_KEPT = 200000, SWEEP = 10000, MOST_FLAT = 64 };
 
 int is_tensor(const Fast *f, PyObject *value) {
-    return (PyObject *)Py_TYPE(value) == f->given[TENSOR] || (PyObject *)Py_TYPE(value) == f->given[PARAMETER];
+    return (PyObject *)Py_TYPE(value) == f->given[TENSOR] ||
+           (PyObject *)Py_TYPE(value) == f->given[PARAMETER];
 }
 static int is_scalar(PyObject *value) {
-    return value == Py_None || PyLong_CheckExact(value) || PyFloat_CheckExact(value) || PyBool_Check(value) ||
-           PyUnicode_CheckExact(value);
+    return value == Py_None || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
+           PyBool_Check(value) || PyUnicode_CheckExact(value);
 }
 int is_plain(const Fast *f, PyObject *value) {
     if (is_scalar(value) || PySlice_Check(value)) return 1;
@@ -19,9 +20,11 @@ int is_plain(const Fast *f, PyObject *value) {
 static int is_empty(PyObject *value) {
     return (PyTuple_CheckExact(value) || PyList_CheckExact(value)) && !PySequence_Size(value);
 }
-/* A list or tuple of plain things and tensors, of which `leaves` would give each: not so of many that are all plain. */
+/* A list or tuple of plain things and tensors, of which `leaves` would give each: not so of many
+ * that are all plain. */
 static int is_flat(const Fast *f, PyObject *value) {
-    Py_ssize_t size = PyTuple_CheckExact(value) || PyList_CheckExact(value) ? PySequence_Size(value) : 0;
+    Py_ssize_t size =
+        PyTuple_CheckExact(value) || PyList_CheckExact(value) ? PySequence_Size(value) : 0;
     int tensors = 0;
     if (size < 1) return 0;
     for (Py_ssize_t at = 0; at < size; at++) {
@@ -33,11 +36,13 @@ static int is_flat(const Fast *f, PyObject *value) {
     }
     return tensors || size <= MOST_FLAT;
 }
-/* The entry of what can be told of a value of which only the class can be told; -2 where there is more, -1 after an error. */
+/* The entry of what can be told of a value of which only the class can be told; -2 where there is
+ * more, -1 after an error. */
 static int64_t opaque_entry(Fast *f, PyObject *value) {
     PyObject *kind = (PyObject *)Py_TYPE(value);
     int64_t entry = indexed(f->opaque, kind);
-    if (entry == -1 && PyErr_ExceptionMatches(PyExc_Exception)) return PyErr_Clear(), -2; /* a class without a hash */
+    if (entry == -1 && PyErr_ExceptionMatches(PyExc_Exception))
+        return PyErr_Clear(), -2; /* a class without a hash */
     if (entry != -2) return entry == NONE32 ? -2 : entry;
     PyObject *text = PyObject_CallMethodObjArgs(f->given[MEASURER], word[OPAQUE_TEXT], value, NULL);
     entry = !text ? -1 : text == Py_None ? NONE32 : json_entry(f, text);
@@ -46,20 +51,22 @@ static int64_t opaque_entry(Fast *f, PyObject *value) {
     return entry == NONE32 ? -2 : entry;
 }
 int visit_leaves(Fast *f, PyObject *value, PyObject *path, Visit visit, void *to) {
-    if (is_tensor(f, value) || is_plain(f, value) || is_empty(value)) return visit(f, to, path, value);
+    if (is_tensor(f, value) || is_plain(f, value) || is_empty(value))
+        return visit(f, to, path, value);
     int64_t opaque = opaque_entry(f, value);
     if (opaque != -2) return opaque < 0 ? -1 : visit(f, to, path, value);
     int failed = 0;
     if (is_flat(f, value)) {
         for (Py_ssize_t at = 0; !failed && at < PySequence_Size(value); at++) {
             PyObject *item = PySequence_GetItem(value, at), *step = place_path(at),
-                *full = step ? PySequence_Concat(path, step) : NULL;
+                     *full = step ? PySequence_Concat(path, step) : NULL;
             failed = !item || !full || visit(f, to, full, item);
             Py_XDECREF(item), Py_XDECREF(step), Py_XDECREF(full);
         }
         return failed ? -1 : 0;
     }
-    PyObject *found = PyObject_CallMethodObjArgs(f->given[MEASURER], word[LEAVES], value, NULL), *pair;
+    PyObject *found = PyObject_CallMethodObjArgs(f->given[MEASURER], word[LEAVES], value, NULL),
+             *pair;
     failed = !found;
     while (!failed && (pair = PyIter_Next(found))) {
         PyObject *full = PySequence_Concat(path, PyTuple_GetItem(pair, 0));
@@ -81,31 +88,44 @@ static int told_row(Fast *f, int method, PyObject *value, uint32_t row[3]) {
 /* A plain value whose texts are kept under a key. */
 static int kept_row(Fast *f, PyObject *index, PyObject *key, PyObject *value, uint32_t row[3]) {
     /* The dictionary keeps the key that it was first given, so that its address stays its own. */
-    uint64_t *met = table_find(&f->scalars_met, (uint64_t)key, (uint64_t)index, 0), both = met ? *met : 0;
+    uint64_t *met = table_find(&f->scalars_met, (uint64_t)key, (uint64_t)index, 0),
+             both = met ? *met : 0;
     PyObject *found = met ? NULL : PyDict_GetItemWithError(index, key);
     if (!met && !found) {
-        PyObject *texts = PyErr_Occurred() ? NULL : PyObject_CallMethodObjArgs(f->given[MEASURER],
-            word[SCALAR_TEXTS], value, NULL), *a, *b;
-        if (!texts || !PyArg_ParseTuple(texts, "OO", &a, &b)) { Py_XDECREF(texts); return -1; }
+        PyObject *texts = PyErr_Occurred() ? NULL
+                                           : PyObject_CallMethodObjArgs(f->given[MEASURER],
+                                                 word[SCALAR_TEXTS], value, NULL),
+                 *a, *b;
+        if (!texts || !PyArg_ParseTuple(texts, "OO", &a, &b)) {
+            Py_XDECREF(texts);
+            return -1;
+        }
         int64_t one = json_entry(f, a), two = one < 0 ? -1 : json_entry(f, b);
         Py_DECREF(texts);
         both = (uint64_t)one << 32 | (uint32_t)two;
-        if (two < 0 || index_put(index, key, (int64_t)both) || table_put(&f->scalars_met, (uint64_t)key, (uint64_t)index, 0, both))
+        if (two < 0 || index_put(index, key, (int64_t)both) ||
+            table_put(&f->scalars_met, (uint64_t)key, (uint64_t)index, 0, both))
             return -1;
-    } else if (found) both = PyLong_AsUnsignedLongLong(found);
+    } else if (found)
+        both = PyLong_AsUnsignedLongLong(found);
     if (met) GONE(known_scalars);
-    int64_t type = text_number(f, (int64_t)(both >> 32)), text = text_number(f, (int64_t)(both & NONE32));
+    int64_t type = text_number(f, (int64_t)(both >> 32)),
+            text = text_number(f, (int64_t)(both & NONE32));
     row[0] = (uint32_t)type, row[1] = NONE32, row[2] = (uint32_t)text;
     return type < 0 || text < 0 ? -1 : 0;
 }
 
 static int scalar_row(Fast *f, PyObject *value, uint32_t row[3]) {
-    int kind = PyBool_Check(value) ? 1 : PyLong_CheckExact(value) ? 0 : PyUnicode_CheckExact(value) ? 2 :
-        value == Py_None ? 3 : 4;
+    int kind = PyBool_Check(value)           ? 1
+               : PyLong_CheckExact(value)    ? 0
+               : PyUnicode_CheckExact(value) ? 2
+               : value == Py_None            ? 3
+                                             : 4;
     PyObject *index = f->scalars[kind];
     if (kind == 4) {
         double number = PyFloat_AsDouble(value);
-        if (number != number || number == 0) { /* 0.0 and -0.0 are not the same, and no nan is the same as itself */
+        if (number != number ||
+            number == 0) { /* 0.0 and -0.0 are not the same, and no nan is the same as itself */
             PyObject *text = PyObject_Repr(value);
             int failed = text ? kept_row(f, index, text, value, row) : -1;
             Py_XDECREF(text);
@@ -120,8 +140,9 @@ static int slice_row(Fast *f, PyObject *value, uint32_t row[3]) {
     PyObject *const parts[] = {start, stop, step};
     for (int i = 0; plain && i < 3; i++) plain = parts[i] == Py_None || PyLong_CheckExact(parts[i]);
     PyObject *key = plain ? PyTuple_Pack(3, start, stop, step) : NULL;
-    int failed = PyErr_Occurred() ? -1 : key ? kept_row(f, f->scalars[6], key, value, row) : told_row(f, OTHER,
-        value, row);
+    int failed = PyErr_Occurred() ? -1
+                 : key            ? kept_row(f, f->scalars[6], key, value, row)
+                                  : told_row(f, OTHER, value, row);
     Py_XDECREF(start), Py_XDECREF(stop), Py_XDECREF(step), Py_XDECREF(key);
     return failed;
 }
@@ -191,7 +212,8 @@ failed:
 }
 static int64_t meta_told(Fast *f, PyObject *value, int requires_grad) {
     PyObject *dtype = GET(value, DTYPE), *shape = dtype ? GET(value, SHAPE) : NULL;
-    PyObject *stride = shape ? ASK(value, STRIDE) : NULL, *device = stride ? GET(value, DEVICE) : NULL;
+    PyObject *stride = shape ? ASK(value, STRIDE) : NULL,
+             *device = stride ? GET(value, DEVICE) : NULL;
     PyObject *key = NULL;
     if (device)
         key = PyTuple_Pack(6, (PyObject *)Py_TYPE(value), dtype, shape, stride, device,
@@ -212,7 +234,8 @@ static int64_t meta_of(Fast *f, PyObject *value, int requires_grad, uint64_t *of
     int known = tensor_form(value, &form);
     if (known <= 0) {
         int64_t at = known < 0 ? -1 : meta_told(f, value, requires_grad);
-        if (at >= 0 && f->metas[at].plain) *offset = (uint64_t)number_of(ASK(value, STORAGE_OFFSET));
+        if (at >= 0 && f->metas[at].plain)
+            *offset = (uint64_t)number_of(ASK(value, STORAGE_OFFSET));
         return PyErr_Occurred() ? -1 : at;
     }
     *offset = form.offset;
@@ -237,7 +260,8 @@ static int64_t meta_of(Fast *f, PyObject *value, int requires_grad, uint64_t *of
     return table_put(&f->forms, mark | 1, type, 0, (uint64_t)at) ? -1 : at;
 }
 
-static Seen *seen_find(Fast *f, const Table *table, uint64_t a, uint64_t b, uint64_t c, PyObject *owner) {
+static Seen *seen_find(
+    Fast *f, const Table *table, uint64_t a, uint64_t b, uint64_t c, PyObject *owner) {
     uint64_t *at = table_find(table, a, b, c);
     if (!at) return NULL;
     Seen *seen = f->seen + *at;
@@ -253,7 +277,8 @@ static void sweep(Fast *f) {
             continue;
         }
         f->seen[kept] = *seen;
-        table_put(seen->key[1] ? &f->known : &f->seen_at, seen->key[0], seen->key[1], seen->key[2], kept);
+        table_put(
+            seen->key[1] ? &f->known : &f->seen_at, seen->key[0], seen->key[1], seen->key[2], kept);
         kept++;
     }
     f->seen_count = kept, f->sweep_at = 2 * kept + SWEEP;
@@ -266,9 +291,14 @@ static int remember(Fast *f, PyObject *owner, int is_part, const Seen *seen) {
     size_t at = old ? *old : f->seen_count;
     if (!old && grow(&f->seen, &f->seen_room, at + 1, sizeof *f->seen)) return -1;
     PyObject *weak = PyWeakref_NewRef(owner, NULL);
-    if (!weak || (!old && table_put(table, key[0], key[1], key[2], at))) { Py_XDECREF(weak); return -1; }
-    if (old) Py_XDECREF(f->seen[at].weak);
-    else f->seen_count++;
+    if (!weak || (!old && table_put(table, key[0], key[1], key[2], at))) {
+        Py_XDECREF(weak);
+        return -1;
+    }
+    if (old)
+        Py_XDECREF(f->seen[at].weak);
+    else
+        f->seen_count++;
     f->seen[at] = *seen;
     f->seen[at].weak = weak;
     memcpy(f->seen[at].key, key, sizeof key);
@@ -292,7 +322,8 @@ static int is_distrusted(const Fast *f, uint64_t memory) {
 
 /* Whether a tensor that torch has not just returned has its memory, and torch alone may write it,
  * which matters where it is not measured again; -1 after an error. */
-static int is_safe(const Fast *f, PyObject *value, const Meta *meta, uint64_t offset, int reusable) {
+static int is_safe(
+    const Fast *f, PyObject *value, const Meta *meta, uint64_t offset, int reusable) {
     PyObject *storage = ASK(value, UNTYPED_STORAGE);
     int safe = storage ? 1 : -1;
     uint64_t wanted = (offset + meta->extent) * meta->itemsize;
@@ -306,8 +337,8 @@ static int64_t measure_here(Fast *f, const Meta *meta, uint64_t pointer) {
     Frames *frames = (Frames *)f->given[FRAMES];
     const MeasureForC *function = PyCapsule_GetPointer(f->given[MEASURE], MEASURE_FOR_C);
     const int64_t *sizes = meta->sizes, *strides = sizes + meta->dim;
-    Measured asked = {(const void *)(uintptr_t)pointer, meta->code, f->measure_flags, meta->dim, sizes, strides,
-        frames->sketch_size};
+    Measured asked = {(const void *)(uintptr_t)pointer, meta->code, f->measure_flags, meta->dim,
+        sizes, strides, frames->sketch_size};
     _Alignas(16) char row[MOST_OF_ROW];
     Py_ssize_t size = function ? (*function)(&asked, row) : -1;
     GONE(measured);
@@ -315,16 +346,21 @@ static int64_t measure_here(Fast *f, const Meta *meta, uint64_t pointer) {
 }
 static int64_t measure(Fast *f, PyObject *value, const Meta *meta, uint64_t pointer) {
     int64_t number = -2;
-    if (meta->lane && is_lane(meta->lane)) number = queue_measure(f, meta->lane, meta->recipe, value, pointer);
+    if (meta->lane && is_lane(meta->lane))
+        number = queue_measure(f, meta->lane, meta->recipe, value, pointer);
     if (number != -2) return number;
-    if (meta->sizes && f->given[MEASURE] != Py_None && meta->lane == Py_None) return measure_here(f, meta, pointer);
+    if (meta->sizes && f->given[MEASURE] != Py_None && meta->lane == Py_None)
+        return measure_here(f, meta, pointer);
     PyObject *place = PyLong_FromUnsignedLongLong(pointer), *told = NULL;
-    if (place) told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TAKE], value, place, meta->python, NULL);
+    if (place)
+        told = PyObject_CallMethodObjArgs(
+            f->given[MEASURER], word[TAKE], value, place, meta->python, NULL);
     Py_XDECREF(place);
     return number_of(told);
 }
 
-/* Whether a tensor that is alike others that are plain is not what its memory says; -1 after an error. */
+/* Whether a tensor that is alike others that are plain is not what its memory says; -1 after an
+ * error. */
 static int is_odd(PyObject *value, const Meta *meta) {
     int is_complex = meta->is_complex, odd = truth_of(ASK(value, IS_NEG));
     return odd || !is_complex ? odd : truth_of(ASK(value, IS_CONJ));
@@ -337,7 +373,8 @@ static int is_wrapped(Fast *f, PyObject *value) {
         f->transform = transform != Py_None;
         Py_DECREF(transform);
     }
-    return f->transform ? truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED], value, NULL)) : 0;
+    return f->transform ? truth_of(PyObject_CallFunctionObjArgs(f->given[WRAPPED], value, NULL))
+                        : 0;
 }
 /* 1 where there is no version, as of inference tensors; -1 after an error. Torch raises then, which
  * takes time: where one was met, others are asked first. */
@@ -380,7 +417,8 @@ typedef struct {
     int reusable; /* whether it need not be measured again */
 } Looked;
 
-/* Whether it was measured and nobody has written since: 0 with its row, 1 where not; -1 after an error. */
+/* Whether it was measured and nobody has written since: 0 with its row, 1 where not; -1 after an
+ * error. */
 static int known_row(Fast *f, PyObject *value, uint32_t row[3]) {
     const Seen *seen = seen_find(f, &f->seen_at, (uint64_t)value, 0, 0, value);
     Use use;
@@ -418,7 +456,8 @@ static int look_at(Fast *f, Looked *it) {
 /* Whether this part of the same memory was measured: 0 with its measure, 1 where not. */
 static int known_part(Fast *f, const Looked *it, PyObject *owner, uint32_t row[3]) {
     const Seen *now = &it->now, *seen = seen_find(f, &f->seen_at, (uint64_t)owner, 0, 0, owner);
-    if (!seen || seen->version != now->version || seen->offset != now->offset || seen->layout != now->layout)
+    if (!seen || seen->version != now->version || seen->offset != now->offset ||
+        seen->layout != now->layout)
         seen = seen_find(f, &f->known, (uint64_t)owner, now->offset + 1, now->layout, owner);
     if (!seen || seen->version != now->version) return 1;
     row[1] = seen->row[1];
@@ -434,8 +473,8 @@ static int trusts(Fast *f, const Looked *it) {
     PyObject *memory = PyLong_FromUnsignedLongLong(it->now.memory), *told = NULL;
     meta = f->metas + it->meta;
     if (memory)
-        told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TRUSTS], it->value, meta->python, memory,
-            it->reusable ? Py_True : Py_False, NULL);
+        told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[TRUSTS], it->value, meta->python,
+            memory, it->reusable ? Py_True : Py_False, NULL);
     Py_XDECREF(memory);
     return truth_of(told);
 }
@@ -467,10 +506,12 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     if (!is_tensor(f, value)) {
         if (is_scalar(value)) return scalar_row(f, value, row);
         if (PySlice_Check(value)) return slice_row(f, value, row);
-        if (is_empty(value)) return kept_row(f, f->scalars[5], (PyObject *)Py_TYPE(value), value, row);
+        if (is_empty(value))
+            return kept_row(f, f->scalars[5], (PyObject *)Py_TYPE(value), value, row);
         int known = PySet_Contains(f->given[OTHERS], (PyObject *)Py_TYPE(value));
         if (known) return known < 0 ? -1 : kept_row(f, f->scalars[5], value, value, row);
-        int64_t opaque = opaque_entry(f, value), number = opaque < 0 ? opaque : text_number(f, opaque);
+        int64_t opaque = opaque_entry(f, value),
+                number = opaque < 0 ? opaque : text_number(f, opaque);
         if (number == -2) return told_row(f, OTHER, value, row);
         row[0] = (uint32_t)number, row[1] = row[2] = NONE32;
         return number < 0 ? -1 : 0;
@@ -479,18 +520,21 @@ int value_row(Fast *f, PyObject *value, int produced, uint32_t row[3]) {
     /* Where kernels write without a trace, Python keeps count. */
     result = PyDict_Size(f->given[REWRITTEN_DICT]) ? 2 : tensor_row(f, value, produced, row);
     if (result == 2) {
-        PyObject *told = PyObject_CallMethodObjArgs(f->given[MEASURER], word[PLAIN_ROW], value, produced ? Py_True :
-            Py_False, NULL);
+        PyObject *told = PyObject_CallMethodObjArgs(
+            f->given[MEASURER], word[PLAIN_ROW], value, produced ? Py_True : Py_False, NULL);
         result = !told || !PyArg_ParseTuple(told, "III", row, row + 1, row + 2) ? -1 : 0;
         Py_XDECREF(told);
         return result;
     }
-    if (result < 0 && (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
-        PyErr_ExceptionMatches(PyExc_AttributeError))) {
+    if (result < 0 &&
+        (PyErr_ExceptionMatches(PyExc_RuntimeError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
+            PyErr_ExceptionMatches(PyExc_AttributeError))) {
         Raised r = take_raised();
         int meant = truth_of(PyObject_CallFunctionObjArgs(f->given[MEANT], r.error, NULL));
-        if (meant > 0) PyErr_Restore(r.kind, r.error, r.trace);
-        else drop_raised(&r);
+        if (meant > 0)
+            PyErr_Restore(r.kind, r.error, r.trace);
+        else
+            drop_raised(&r);
         result = meant ? -1 : 1;
     }
     return result > 0 ? told_row(f, OTHER, value, row) : result;
@@ -502,17 +546,24 @@ void drop_metas(Fast *f) {
     table_empty(&f->forms);
 }
 
-/* --- steps ------------------------------------------------------------------------------------------------------- */
+/* --- steps
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 void forget_step(Fast *f, int anew) {
     f->epoch++, f->counted += anew, f->sequence = 0;
     forget_values(f);
     table_clear(&f->distrusted), table_clear(&f->stacks), table_clear(&f->marked);
-    if (anew && (f->entry_count > MOST_KEPT || f->chain_count > MOST_KEPT || f->meta_count > MOST_KEPT)) {
-        PyObject *all[] = {f->opaque, f->plain, f->json, f->named_index, f->metas_index, f->layouts};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++) if (all[i]) PyDict_Clear(all[i]);
-        for (size_t i = 0; i < sizeof f->slot_index / sizeof *f->slot_index; i++) if (f->slot_index[i]) PyDict_Clear(f->slot_index[i]);
-        for (size_t i = 0; i < sizeof f->scalars / sizeof *f->scalars; i++) if (f->scalars[i]) PyDict_Clear(f->scalars[i]);
+    if (anew &&
+        (f->entry_count > MOST_KEPT || f->chain_count > MOST_KEPT || f->meta_count > MOST_KEPT)) {
+        PyObject *all[] = {
+            f->opaque, f->plain, f->json, f->named_index, f->metas_index, f->layouts};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            if (all[i]) PyDict_Clear(all[i]);
+        for (size_t i = 0; i < sizeof f->slot_index / sizeof *f->slot_index; i++)
+            if (f->slot_index[i]) PyDict_Clear(f->slot_index[i]);
+        for (size_t i = 0; i < sizeof f->scalars / sizeof *f->scalars; i++)
+            if (f->scalars[i]) PyDict_Clear(f->scalars[i]);
         for (size_t i = 0; i < f->entry_count; i++) Py_CLEAR(f->entries[i].json);
         drop_metas(f);
         for (size_t i = 0; i < f->chain_count; i++) Py_CLEAR(f->chains[i].json);
