@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         check_ranks,
     )
     from ulpscope.api.converting import Converted, convert
+    from ulpscope.api.corresponding import correspondence
     from ulpscope.api.drift import Chaos, chaos
     from ulpscope.api.recording import record
     from ulpscope.api.rerunning import repro, rerun
@@ -27,6 +28,7 @@ _HOMES = {
     **dict.fromkeys(("NoiseCheck", "OpsCheck", "OverflowCheck"), "checks"),
     **dict.fromkeys(("check_noise", "check_ops", "check_overflow", "check_ranks"), "checks"),
     **dict.fromkeys(("Converted", "convert"), "converting"),
+    "correspondence": "corresponding",
     **dict.fromkeys(("Chaos", "chaos"), "drift"),
     "record": "recording",
     **dict.fromkeys(("repro", "rerun"), "rerunning"),
@@ -43,6 +45,7 @@ __all__ = [
     "check_overflow",
     "check_ranks",
     "convert",
+    "correspondence",
     "record",
     "repro",
     "rerun",

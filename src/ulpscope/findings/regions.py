@@ -19,15 +19,18 @@ from numpy.typing import NDArray
 from ulpscope.compare.anchors import SKETCH, STATISTICS, sketch_apart
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, How, Level, Match
 from ulpscope.compare.engine import compare_calls
-from ulpscope.compare.value_graph import BACKWARD, FEW, FILLED, FORWARD, STEP, key_of
+from ulpscope.compare.value_graph import BACKWARD, FEW, FILLED, FORWARD, STEP, ValueGraph, key_of
 from ulpscope.compare.values import Values, plain_module
 from ulpscope.findings.exchange import KIND
-from ulpscope.findings.model import Divergence, Finding, Status
-from ulpscope.findings.view import CallView, changed_argument, is_number, most, parted, slot_of
+from ulpscope.findings.model import Anchor, Beside, CallPlace, Divergence, Finding, Status
+from ulpscope.findings.view import CallView, argument_text, changed_argument, is_number, most, parted, slot_of
+from ulpscope.model.errors import DumpError
 from ulpscope.model.names import MODULE, OPTIMIZER, call_text, is_within, slot_text
 from ulpscope.model.records import CallRecord, Phase, Role, Value
 
 _SHOWN = 6
+# An error that rounding of float32 explains anywhere.
+_LEAST = 1.6e-5
 # So far may two implementations of an optimizer's step be apart.
 _STEP = 0.05
 
@@ -81,6 +84,7 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
     """Adds the call, or calls, where values were lost; takes away what came back."""
     if not found.findings and not found.statuses[Status.UNMATCHED] and not found.statuses[Status.INHERITED]:
         return
+    values.is_apart |= bool(found.statuses[Status.UNMATCHED])
     lost = _Lost(values, pairs)
     kept, dropped = _parted(lost, found)
     region = lost.first()
@@ -97,7 +101,7 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
         region = None
     if region is not None:
         # A call that holds others is named by what is lost inside it.
-        kept = [each for each in kept if lost.is_leaf(each.comparison.match.call)]
+        kept = [each for each in kept if each.call.kind == KIND or lost.is_leaf(each.comparison.match.call)]
     for each in dropped:
         found.statuses[each.status] -= 1
         found.statuses[Status.ELSEWHERE] += 1
@@ -177,6 +181,10 @@ class _Lost:
         return self._steps_differ
 
     @cached_property
+    def _gradients(self) -> set[int]:
+        return self._target.gradient_nodes
+
+    @cached_property
     def _steps_differ(self) -> bool:
         graph = self._target
         return any(
@@ -204,7 +212,8 @@ class _Lost:
         if finding.status is Status.SOURCE and not number and not any(self._target.unit[node] > 0 for node in nodes):
             return True  # whole numbers, a shape or places: what they are used for tells
         if any(self._target.is_telling[node] for node in nodes):
-            by_value = all(self._anchored[node] and kinds[node] > 0 for node in nodes if self._target.is_telling[node])
+            near = self._anchored & (kinds > 0) & (self._values.anchors.error <= max(finding.limit, _LEAST))
+            by_value = all(near[node] for node in nodes if self._target.is_telling[node])
             if by_value:
                 return True
         if finding.status is Status.SOURCE and self._is_read_elsewhere(finding.comparison):
@@ -230,7 +239,7 @@ class _Lost:
             return False
         kind = self._values.anchors.kind[node]
         graph, kinds = self._target, self._values.anchors.kind
-        proven = any(kinds[other] == SKETCH for other in graph.after.of(node))
+        proven = node in self._gradients or any(kinds[other] == SKETCH for other in graph.after.of(node))
         told = Code.SHAPE in each.verdict.codes or proven or not self._has_sketches(node)
         return bool(kind == SKETCH or (kind and told))
 
@@ -265,6 +274,7 @@ class _Lost:
         if phase == STEP:
             # Of another implementation's numbers nobody knows which are the result; those of which the reference has no other are none.
             free = self._reference.is_telling & ~self._taken & (self._reference.phase == STEP)
+            free &= self._reference.maker >= 0
             ends &= np.isin(graph.numel, self._reference.numel[free])
         return np.flatnonzero(ends)
 
@@ -407,16 +417,20 @@ class _Lost:
 
     def is_sure(self, region: _Region) -> bool:
         """Whether the call read what the reference has."""
-        graph = self._target
-        numbers = {row.tobytes() for row in self._reference.numbers[self._reference.unit == 0]}
+        graph, other = self._target, self._reference
+        numbers = {row.tobytes() for row in other.numbers[other.unit == 0]}
+        # Rows that one side alone has: then it has no values of the other's sizes.
+        sized = bool(((other.phase == region.phase) & (other.numel == graph.numel[region.node])).any())
         good = self.good(region.phase)
-        return all(
-            (good[node] or region.phase != FORWARD)
-            if graph.unit[node] > 0
-            else self._said[node] == Agreement.AGREES or graph.numbers[node].tobytes() in numbers
-            for node in graph.inputs[region.position]
-            if graph.is_telling[node] or (graph.unit[node] == 0 and graph.numel[node] >= FEW)
-        )
+        for node in graph.inputs[region.position]:
+            if graph.unit[node] > 0:
+                if graph.is_telling[node] and region.phase == FORWARD and not good[node]:
+                    return False
+            elif graph.numel[node] < FEW or (sized and graph.maker[node] >= 0):
+                continue
+            elif self._said[node] != Agreement.AGREES and graph.numbers[node].tobytes() not in numbers:
+                return False
+        return True
 
     def agrees(self) -> bool:
         """Whether all that the passes are for, of which there is something to compare, is found in the reference."""
@@ -444,9 +458,59 @@ class _Lost:
         ]
         if earlier:
             return
-        finding = self._finding(region, call, found)
+        finding = replace(self._finding(region, call, found), beside=self._beside(region))
         found.statuses[Status.LOST] += 1
         found.findings.insert(0, finding)
+
+    def _beside(self, region: _Region) -> Beside:
+        """Both sides' calls between the values that are known, and these."""
+        graph, other, anchors = self._target, self._reference, self._values.anchors
+        mine, after = self._lost_behind(region)
+        theirs = [each for each in region.theirs if other.seqs[each] not in self._theirs_matched]
+        begin = int(other.phases[theirs[0]]) if theirs else region.phase
+        theirs = [each for each in theirs if int(other.phases[each]) == begin]
+        known = [
+            (node, anchors.partners[node][0]) for node in graph.inputs[region.position] if node in anchors.partners
+        ]
+        return Beside(
+            tuple(_place(other, each) for each in theirs[:_SHOWN]),
+            tuple(_place(graph, each) for each in mine[:_SHOWN]),
+            tuple(self._anchor(node, partner) for node, partner in known[:_SHOWN]),
+            tuple(self._anchor(node, anchors.partners[node][0]) for node in after[:_SHOWN] if node in anchors.partners),
+            len(mine),
+            len(theirs),
+        )
+
+    def _lost_behind(self, region: _Region) -> tuple[list[int], list[int]]:
+        """The calls of the target from a region's first on whose results are lost, in its module, and the values known behind them."""
+        graph, modules = self._target, self._modules_of_calls
+        module = modules[region.position]
+        found, after, seen = [region.position], list[int](), set[int]()
+        todo = [node for node in graph.outputs[region.position]]
+        while todo:
+            for made in graph.after.of(todo.pop()):
+                maker = int(graph.maker[made])
+                if made in seen or maker < 0 or graph.phase[made] != region.phase:
+                    continue
+                seen.add(made)
+                if self._anchored[made]:
+                    after.append(made)
+                elif modules[maker] == module and maker not in found:
+                    found.append(maker)
+                    todo.append(made)
+        return sorted(found), sorted(after)
+
+    @cached_property
+    def _modules_of_calls(self) -> list[str]:
+        return self._target.dump.modules()
+
+    def _anchor(self, node: int, partner: int) -> Anchor:
+        sides = []
+        for graph, each in ((self._reference, partner), (self._target, node)):
+            maker = int(graph.maker[each])
+            sides.append(call_text(graph.dump.nth(maker).id) if maker >= 0 else "from outside")
+        error = float(self._values.anchors.error[node])
+        return Anchor(sides[0], sides[1], int(self._target.numel[node]), error if np.isfinite(error) else 0.0)
 
     def _finding(self, region: _Region, call: CallRecord, found: Divergence) -> Finding:
         term = self._missing_term(region) if region.phase == BACKWARD else None
@@ -467,7 +531,7 @@ class _Lost:
             ins, outs = parted(comparison)
             changed = changed_argument(call.id, ins)
             if changed is not None:
-                text = f"{slot_of(changed)} is {changed.verdict.text}"
+                text = argument_text(changed)
                 return self._of(found, Status.SOURCE, comparison, most(ins), most(outs), text)
             text = "what it gives is not found in the reference, what it reads is"
             return self._of(found, Status.LOST, comparison, most(ins), most(outs), text)
@@ -574,6 +638,23 @@ class _Lost:
             taker = call_text(comparison.match.call.id)
             return alone, f"only the reference has it, and {taker} takes what it gives as {slot_of(each)}"
         return None
+
+
+def _place(graph: ValueGraph, position: int) -> CallPlace:
+    """A call, its module, and the line of the program that made it."""
+    call = graph.dump.nth(position)
+    try:
+        stack = graph.dump.stack(call)
+    except DumpError:
+        stack = []  # the answer does without
+    own = next((frame for frame in stack if not frame.library), stack[0] if stack else None)
+    inner = next((frame for frame in stack if "/torch/" not in frame.file.replace("\\", "/")), own)
+    return CallPlace(
+        call_text(call.id),
+        call.module,
+        "" if inner is None else f"{inner.file}:{inner.line}",
+        "" if inner is None else inner.text,
+    )
 
 
 def _is_near(finding: Finding) -> bool:

@@ -116,6 +116,11 @@ class Outcome:
         return [*told.values(), *((unit.divergence, each) for unit in self.units for each in unit.divergence.remarks)]
 
     @property
+    def modules(self) -> dict[str, str]:
+        """Modules that are called otherwise in the reference, by their name in the target."""
+        return {mine: theirs for unit in self.units for mine, theirs in unit.divergence.modules.items()}
+
+    @property
     def statuses(self) -> Counter[Status]:
         """How many calls are what."""
         return sum((unit.divergence.statuses for unit in self.units), Counter())

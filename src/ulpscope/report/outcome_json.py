@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from ulpscope.compare.comparison import Comparison
@@ -53,6 +54,7 @@ def outcome_json(outcome: Outcome, advice: Advice) -> dict[str, Any]:
             {"step": found.step, "rank": found.rank, "call": name, "what": what}
             for found, (name, what) in outcome.remarks
         ],
+        "modules": outcome.modules,
         "only_reference": list(outcome.only_reference),
         "only_target": list(outcome.only_target),
         "incomplete": outcome.lacks,
@@ -85,6 +87,7 @@ def finding_json(outcome: Outcome, finding: Finding) -> dict[str, Any]:
         "why": finding.text,
         "values": [_value_json(each) for each in finding.comparison.values],
         "source": _source_json(outcome.stack(finding)),
+        "region": None if finding.beside is None else asdict(finding.beside),
     }
 
 
