@@ -26,7 +26,7 @@ from ulpscope.findings.ranks import explain_later, origin
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
-from ulpscope.report.outcome import Outcome, UnitOutcome
+from ulpscope.report.outcome import Answer, Outcome, UnitOutcome
 from ulpscope.report.outcome_json import outcome_json
 from ulpscope.report.panel import Page, near, page_of
 from ulpscope.report.rows import COLUMNS, rows_of
@@ -217,7 +217,7 @@ def _write(folder: Path, document: dict[str, Any]) -> Path | None:
 def _advice(outcome: Outcome) -> Advice:
     several = len(outcome.units) > 1
     alone = None
-    for unit in reversed(outcome.units):
+    for unit in reversed(outcome.units) if outcome.answer is not Answer.AGREES else ():
         for name, why in unit.divergence.alone[:1]:
             run = outcome.target if why.startswith("the reference") else outcome.reference
             alone = (f"{run} --step {unit.divergence.step} --rank {unit.divergence.rank}" if several else run), name

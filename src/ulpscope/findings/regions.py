@@ -544,12 +544,7 @@ class _Lost:
             )
             text = f"only the target has it, and {taken}"
             return replace(self._of(found, Status.UNMATCHED, alone, None, None, text), module=module)
-        match = Match(
-            theirs[0] if theirs else None,
-            call,
-            How.VALUES if theirs else How.ALONE,
-            "the reference has no such call",
-        )
+        match = Match(None, call, How.ALONE, "the reference has no such call")
         comparison = compare_calls(self._reference.dump, self._target.dump, match)
         text = "what it gives is not found in the reference, what it reads is"
         status = Status.LOST if theirs else Status.UNMATCHED

@@ -108,7 +108,9 @@ class Outcome:
                 told[Status.CHOICE] = found, (call_text(choice.comparison.match.call.id), _CHOSEN)
         # The first of them: in later steps a model begins with other parameters, of which its own call does not tell.
         unsteady = [
-            unit.divergence for unit in self.units if unit.divergence.steadiness.unsteady and not unit.surroundings
+            unit.divergence
+            for unit in self.units
+            if unit.divergence.steadiness.unsteady and not unit.surroundings and not any(self.alone)
         ]
         for found in unsteady[:1]:
             for first, text in found.steadiness.remarks:

@@ -109,6 +109,7 @@ def _headline(first: Finding) -> str:
         Status.SOURCE: "Differs before any call",
         Status.UNSURE: "Differs from here on",
         Status.UNMATCHED: alone,
+        Status.LOST: "Another result",
     }
     word = words.get(first.status, "First divergence")
     return f"{word}: {where + ', ' if where else ''}{name.rpartition('.')[2]}, {_phase(first)}"
@@ -128,11 +129,12 @@ def _finding(outcome: Outcome, finding: Finding, advice: Advice) -> Iterator[Lin
     yield Piece(name, "bold"), Piece(f"   call {match.call.seq}{other}", "dim")
     yield (Piece(_sentence(finding)),)
     yield ()
-    yield (Piece(_columns("", "", "error", "expected ≤", "÷", "cosine", ""), "dim"),)
-    rows = _chosen(finding.comparison.values)
+    rows = _chosen(finding.comparison.values) if None not in (match.reference, match.target) else []
+    if rows:
+        yield (Piece(_columns("", "", "error", "expected ≤", "÷", "cosine", ""), "dim"),)
     for each in rows:
         yield _row(finding, each)
-    if len(rows) < len(finding.comparison.values):
+    if 0 < len(rows) < len(finding.comparison.values):
         yield (Piece(f"  {len(finding.comparison.values) - len(rows)} more values that agree", "dim"),)
     yield from _source(outcome.stack(finding))
     if finding.beside is not None:
@@ -268,6 +270,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
         f"{_count(statuses[status])} {text}"
         for status, text in (
             (Status.INTRODUCED, "introduce error"),
+            (Status.LOST, "give what the reference has nowhere"),
             (Status.SOURCE, "got other values from outside"),
             (Status.UNSURE, "got what was not recorded"),
             (Status.INHERITED, "inherit it"),
@@ -294,7 +297,8 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
             order = str(each.comparison.match.call.seq)
             yield (Piece(_suspect(order, call_text(each.call), str(each.rank), f"{into} → {out}", weight), style),)
     found = [unit.divergence for unit in outcome.units]
-    yield from _some("unmatched  ", [(each, told) for each in found for told in each.alone], sum(outcome.alone))
+    if outcome.answer is not Answer.AGREES:
+        yield from _some("unmatched  ", [(each, told) for each in found for told in each.alone], sum(outcome.alone))
     unknown = [(each, told) for each in found for told in each.unknown]
     yield from _some("unknown    ", unknown, sum(each.unknown_count for each in found))
     yield from _some("remark     ", outcome.remarks, len(outcome.remarks))
