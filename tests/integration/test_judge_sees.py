@@ -220,7 +220,10 @@ def test_a_program_without_models_is_judged_from_its_start(tmp_path: Path) -> No
         "-o",
         "run",
     )
-    assert (faulty.returncode, "introduced by (outside of any module), Tensor.log.0" in faulty.stdout) == (1, True)
+    assert (faulty.returncode, "no number by definition at (outside of any module), Tensor.log.0" in faulty.stdout) == (
+        1,
+        True,
+    )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger.rank0.jsonl"]
 
 

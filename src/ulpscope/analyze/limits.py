@@ -8,13 +8,16 @@ partial sums in the working precision, approximations that are off by a unit or 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ulpscope.analyze.measured import MARGIN, measured
 from ulpscope.model.operators import Trait, traits
 from ulpscope.store.ledger_file import Measure, Row
 
 # Unit round-off: half the distance of 1 to the next number.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Where a kernel was never measured, the limit in a wide dtype is so many times as wide.
+UNMEASURED = 2.0
 # Factors of products that are rounded before they are multiplied, by dropping digits or to nearest.
 FACTORS = {"tf32 factors": 2.0**-11, "bf16 factors": 2.0**-8}
 UNITS |= FACTORS
@@ -23,18 +26,51 @@ LOW = frozenset({"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Above either, rounding does not explain the call. `bias` is the mean relative error that chance explains."""
+    """Above any, rounding does not explain the call. `bias` is the mean relative error that chance explains, `misrounded` the
+    share of results that may be another than the nearest number of a low precision. `assumed`: nobody has measured this kernel.
+    """
 
     rms: float
     worst: float
     bias: float
+    misrounded: float = 0.2
+    assumed: bool = False
 
 
 def limit(row: Row, measure: Measure) -> Limit:
+    """What right kernels of this name were seen to do, or theory where that is wider; one or two elements have no
+    root mean square, and that of a few is near the worst of them."""
+    found = theory(row, measure)
+    known = measured(kernel_name(row), measure.dtype, row.device, measure.place)
+    wide = UNMEASURED if known is None and measure.dtype not in LOW else 1.0
+    if known is not None:
+        found = Limit(
+            found.rms * max(1.0, MARGIN * known.rms),
+            found.worst * max(1.0, MARGIN * known.worst),
+            found.bias * max(1.0, MARGIN * known.lean),
+            max(found.misrounded, MARGIN * known.misrounded),
+        )
+    rms, worst = found.rms * wide, found.worst * wide
+    few = min(1.0, 2 / max(1, math.prod(measure.shape)))
+    lean = found.bias if row.kind == "contraction" else found.bias * wide  # how sums lean is known from theory
+    return Limit(rms + few * max(0.0, worst - rms), worst, lean, found.misrounded, assumed=known is None)
+
+
+def kernel_name(row: Row) -> str:
+    """One name for all forms of a kernel: `mul` for `mul_` and `_foreach_mul_` too."""
+    return row.name.removeprefix("_foreach_").rstrip("_")
+
+
+def theory(row: Row, measure: Measure) -> Limit:
     """The limit from theory alone."""
+    found = _theory(row, measure)
+    return replace(found, misrounded=0.5) if Trait.STEPWISE in traits(row.name) else found
+
+
+def _theory(row: Row, measure: Measure) -> Limit:
     low = measure.dtype in LOW
     length = math.sqrt(max(1, measure.terms))
-    name = row.name.removeprefix("_foreach_").rstrip("_")
+    name = kernel_name(row)
     known = traits(name)
     if Trait.ONE_BY_ONE in known or (Trait.SUMS_BESIDE in known and measure.place > 0):
         return Limit(2.0 + 4.0 * length, 16.0 + 32.0 * length, 1.0)
@@ -56,7 +92,8 @@ def limit(row: Row, measure: Measure) -> Limit:
             return Limit(1.2, 4.0, 0.3)
         return Limit(1.0, 2.5, 0.2) if low else Limit(2.0, 16.0, 0.5)
     if row.kind == "norm":
-        return Limit(1.0, 4.0, 0.2) if low else Limit(4.0, 32.0, 0.5)
+        # The reciprocal root, or a mean, is rounded once for many results: these lean together.
+        return Limit(1.0, 4.0, 0.2) if low else Limit(4.0, 32.0, 1.2)
     if name.startswith("upsample") and low:
         return Limit(1.6, 10.0, 0.2)  # CUDA adds the few terms of a gradient one by one
     if name == "convolution_backward" and not low:

@@ -61,6 +61,8 @@ class Trait(Flag):
     STEPS = auto()  # floats in, and out come steps of them
     CHOOSES = auto()  # values and where they were: a tie may be broken either way
     POOLS = auto()  # the same, of windows
+    JUMPS = auto()  # where an operand is a unit larger: both sides are right there
+    TELLS = auto()  # what its argument is, or passes it on, and makes nothing of its numbers
     DECIDES = auto()  # what is computed later: other shapes and indices after it are a decision, not an error
     # How it may be run in pieces, or read.
     BY_HEADS = auto()  # attention: each head for itself
@@ -117,7 +119,7 @@ _NAMES: dict[Trait, str] = {
         index index_copy index_fill index_select is_same_size isfinite isinf isnan le lift_fresh_copy logical_and
         logical_not logical_or logical_xor lt masked_fill masked_scatter masked_select max
         max_pool2d_with_indices_backward maximum min minimum native_channel_shuffle ne neg new_full new_ones new_zeros
-        nonzero one_hot ones ones_like _pad_circular permute_copy pixel_shuffle pixel_unshuffle real_copy
+        nextafter nonzero one_hot ones ones_like _pad_circular permute_copy pixel_shuffle pixel_unshuffle real_copy
         reflection_pad1d reflection_pad2d reflection_pad3d relu relu6 repeat repeat_interleave replication_pad1d
         replication_pad2d replication_pad3d _reshape_copy roll rot90 round scalar_tensor scatter searchsorted
         select_backward select_copy select_scatter sgn sign slice_backward slice_copy slice_scatter split_copy
@@ -140,7 +142,7 @@ _NAMES: dict[Trait, str] = {
     Trait.ROUNDED_ONCE: "add div mul reciprocal rsub sqrt square sub",
     Trait.SEVERAL_ROUNDINGS: """addcdiv addcmul _batch_norm_with_update binary_cross_entropy
         binary_cross_entropy_backward binary_cross_entropy_with_logits cudnn_batch_norm fmod glu glu_backward huber_loss
-        huber_loss_backward hypot lerp _log_softmax mse_loss mse_loss_backward native_batch_norm
+        huber_loss_backward hypot lerp linspace logit _log_softmax logspace mse_loss mse_loss_backward native_batch_norm
         _native_batch_norm_legit native_group_norm pow prelu _prelu_kernel _prelu_kernel_backward remainder
         smooth_l1_loss smooth_l1_loss_backward""",
     Trait.SUMS_BESIDE: """cudnn_batch_norm_backward native_batch_norm_backward native_group_norm_backward
@@ -165,7 +167,12 @@ _NAMES: dict[Trait, str] = {
     Trait.STEPS: """bernoulli ceil floor floor_divide floordiv fmod hardshrink heaviside mod remainder round sgn sign
         threshold trunc""",
     Trait.CHOOSES: "argmax argmin argsort cummax cummin kthvalue max median min mode nanmedian sort topk",
-    Trait.POOLS: "adaptive_max_pool2d max_pool2d_with_indices max_pool3d_with_indices",
+    Trait.POOLS: """adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
+        max_pool2d_with_indices max_pool3d_with_indices""",
+    Trait.JUMPS: """cudnn_grid_sampler cudnn_grid_sampler_backward div floor_divide fmod frac _grid_sampler_2d_cpu_fallback
+        _grid_sampler_2d_cpu_fallback_backward grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
+        grid_sampler_3d_backward heaviside linspace logspace remainder""",
+    Trait.TELLS: """detach eq ge gt is_nonzero isfinite isinf isnan le _local_scalar_dense lt ne ones_like zeros_like""",
     Trait.DECIDES: """all any argmax argmin argsort bernoulli bucketize eq equal ge gt is_nonzero isfinite isinf isnan
         kthvalue le _local_scalar_dense lt masked_select max median min multinomial ne nonzero one_hot searchsorted sort
         topk _unique2 unique_consecutive where""",
@@ -265,6 +272,25 @@ ROW_DIMENSION: dict[str, int] = {
     "_log_softmax": 1,
     "_softmax_backward_data": 2,
     "_log_softmax_backward_data": 2,
+}
+# Places of samples are worked out from an operand, which is 1 at the edge: near zero it moves by a unit of that. Which one.
+POSITIONS: dict[str, int] = {
+    "grid_sampler_2d": 1,
+    "grid_sampler_3d": 1,
+    "_grid_sampler_2d_cpu_fallback": 1,
+    "cudnn_grid_sampler": 1,
+    "grid_sampler_2d_backward": 2,
+    "grid_sampler_3d_backward": 2,
+    "_grid_sampler_2d_cpu_fallback_backward": 2,
+    "cudnn_grid_sampler_backward": 2,
+}
+# Which result is the logarithm of a sum: what the sum is off by relatively, it is off by as it is.
+LOGARITHMS: dict[str, int] = {
+    "_scaled_dot_product_flash_attention_for_cpu": 1,
+    "_scaled_dot_product_flash_attention": 1,
+    "logsumexp": 0,
+    "logcumsumexp": 0,
+    "_logcumsumexp": 0,
 }
 # Results that are not numbers to compare: a workspace, a state for the backward pass.
 OPAQUE_OUTPUTS: dict[str, tuple[int, ...]] = {

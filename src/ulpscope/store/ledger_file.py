@@ -18,7 +18,7 @@ from ulpscope.model.errors import DumpError
 from ulpscope.store.json_fields import read_fields
 from ulpscope.store.run_folder import find_own
 
-FORMAT = 2
+FORMAT = 3  # 3: device, poles, passes, ends
 PREFIX = "ledger.rank"
 # What a process writes that has no rank to judge for: it has run no model yet, or its rank has a ledger of another process.
 PROCESS = "ledger.process"
@@ -85,7 +85,12 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kernel call. `call` is its name in the dump that the row was made from."""
+    """One kernel call. `call` is its name in the dump that the row was made from.
+
+    `poles`: the calls (kernel, dtypes, index) whose values that are infinite or not a number by definition it read; None where
+    nothing was followed. `passes`: its own results hold such values. `ends`: what they have reached with it: loss, gradient or
+    weight.
+    """
 
     seq: int
     step: int
@@ -107,6 +112,10 @@ class Row:
     seed: int | None = None
     call: str = ""
     unknown: str | None = None
+    device: str = "cpu"
+    poles: tuple[tuple[str, str, int], ...] | None = None
+    passes: bool = False
+    ends: str = ""
 
     @property
     def name(self) -> str:
@@ -283,10 +292,19 @@ def row_of(plain: Any) -> Row:
         made["leaves"] = tuple(read_fields(Leaf, item) for item in _items(plain["leaves"]))
     if "exchange" in plain:
         made["exchange"] = None if plain["exchange"] is None else read_fields(Exchange, plain["exchange"])
+    if plain.get("poles") is not None:
+        made["poles"] = tuple(_call_name(item) for item in _items(plain["poles"]))
     row: Row = read_fields(Row, plain, made)
     if "." not in row.op:
         raise ValueError(f"{row.op!r:.80} is no kernel")
     return row
+
+
+def _call_name(plain: Any) -> tuple[str, str, int]:
+    op, dtypes, index = _items(plain)
+    if type(op) is not str or type(dtypes) is not str or type(index) is not int:
+        raise ValueError(f"{plain!r:.80} is no call")
+    return op, dtypes, index
 
 
 def _items(plain: Any) -> list[Any]:

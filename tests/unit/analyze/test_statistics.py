@@ -72,7 +72,7 @@ INF = np.array([1, np.inf, 3, 2], dtype=np.float32)
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
 
 
-@pytest.mark.parametrize(("made", "why"), [(NAN, "2 values are NaN"), (INF, "1 values are infinite")])
+@pytest.mark.parametrize(("made", "why"), [(NAN, "2 values are NaN"), (INF, "1 value is infinite")])
 def test_the_producer_is_named_and_not_those_that_pass_it_on(tmp_path: Path, made: Any, why: str) -> None:
     judgement = alone(
         tmp_path,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compare.mapping import Mapping, read_mapping
+from ulpscope.compat.beside import refuse_beside
 from ulpscope.compat.msprobe.comparing import (
     Wanted,
     compare_files,
@@ -38,6 +39,12 @@ _REMARK = re.compile(r'(?m)#[^"\n]*$')
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns its exit code."""
+    if Path(sys.argv[0]).stem == "msprobe":  # the command that ulpscope-dropin installs
+        try:
+            refuse_beside("mindstudio-probe", "msprobe")
+        except ImportError as error:
+            sys.stderr.write(f"{error}; `python -m ulpscope.compat.msprobe` is this command under another name\n")
+            return 2
     asked = _parser().parse_args(arguments)
     logging.basicConfig(format="%(asctime)s (%(process)d) [%(levelname)s] %(message)s", level=logging.INFO)
     try:
@@ -76,7 +83,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("-i", "--input_path", required=True, metavar="FILE", help="compare.json: npu_path, bench_path, stack_path.")
-    option("-o", "--output_path", default="./output", metavar="FOLDER", help="Where the result goes. [./output]")
+    here = "./output"  # also for a -o without a folder
+    option(
+        "-o",
+        "--output_path",
+        nargs="?",
+        default=here,
+        const=here,
+        metavar="FOLDER",
+        help=f"Where the result goes. [{here}]",
+    )
     option("-s", "--stack_mode", action="store_true", help="With stack_path: show NPU_Stack_Info.")
     option("-c", "--compare_only", action="store_true", help="No advice.")
     option("-f", "--fuzzy_match", action="store_true", help="Match calls that differ in their number only.")

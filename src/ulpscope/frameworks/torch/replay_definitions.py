@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.fused_references import FUSED_KERNELS
 
 
 def _lstm_layer(
@@ -340,6 +341,15 @@ def fused_sgd(
         params[at].sub_(lr * grad)
 
 
+def _margins(x: Tensor, target: Tensor) -> Tensor:
+    return torch.exp(-x * target)
+
+
+# What a kernel holds in its own dtype on the way: where that is out of range, so is what follows from it.
+INSIDE: dict[str, Callable[..., Tensor]] = {
+    "soft_margin_loss": lambda x, target, *_: _margins(x, target),
+    "soft_margin_loss_backward": lambda grad, x, target, *_: _margins(x, target),
+}
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "mkldnn_rnn_layer": mkldnn_rnn_layer,
     "mkldnn_rnn_layer_backward": mkldnn_rnn_layer_backward,
@@ -357,4 +367,5 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "_fused_adam": _fused_adam(decoupled=False),
     "_fused_adamw": _fused_adam(decoupled=True),
     "_fused_sgd": fused_sgd,
+    **FUSED_KERNELS,
 }

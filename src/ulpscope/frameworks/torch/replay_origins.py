@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch.replay_reference import Plan
-from ulpscope.frameworks.torch.replay_values import items
+from ulpscope.frameworks.torch.replay_values import items, memory_of
 from ulpscope.frameworks.torch.tensors import generator_state
 from ulpscope.model.operators import Trait, traits
 
@@ -38,14 +38,14 @@ class Origins:
     def made(self, values: list[Any], *, measured: bool) -> None:
         for value in values:
             if isinstance(value, Tensor):
-                storage = _storage(value)
+                storage = memory_of(value)
                 self._made[storage] = measured or self._made.get(storage, False)
 
     def is_measured(self, values: list[Any]) -> bool:
         """Whether any of these comes from floating point values that are not constants of the program."""
         for value in values:
             if isinstance(value, Tensor):
-                known = self._made.get(_storage(value))
+                known = self._made.get(memory_of(value))
                 if known or (known is None and (value.is_floating_point() or value.is_complex())):
                     return True
         return False
@@ -55,9 +55,9 @@ class Origins:
         found = []
         written = {key for _, key in plan.written}
         for place, value in _tensors(plan, args, kwargs):
-            if place.split(".")[0] in written or not value.numel():
+            if place.split(".")[0] in written or value.layout is not torch.strided or not value.numel():
                 continue
-            storage = _storage(value)
+            storage = memory_of(value)
             if storage in self._made:
                 continue
             told = (
@@ -143,7 +143,3 @@ def _tensors(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
             for place, item in enumerate(value):
                 if isinstance(item, Tensor):
                     yield f"{name}.{place}", item
-
-
-def _storage(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
