@@ -15,10 +15,11 @@ from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
 from ulpscope.compare.settings import SettingDifference
 from ulpscope.compare.value_graph import FILLED, is_overwritten, key_of
 from ulpscope.compare.values import Values
+from ulpscope.findings.agreement import Agreement, Pairs
 from ulpscope.findings.exchange import KIND, Side, is_inside, parts_of
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.outside import Outside, Strand, marks_of
-from ulpscope.findings.regions import Agreement, Pairs, first_lost
+from ulpscope.findings.regions import first_lost
 from ulpscope.findings.rounding import coarsest, is_rounding, limit_of, rounded
 from ulpscope.findings.rules import LOST, said_of
 from ulpscope.findings.steadiness import Choice, coarsest_of, is_choice, is_near
@@ -238,7 +239,9 @@ class Search:
         self._choose()
         if found.steadiness.choice is None and self._values is not None:
             first_lost(self._values, self._pairs, found)
-        if self._values is not None and self._values.is_apart:
+        if self._values is None:
+            found.unsure |= bool(found.statuses[Status.UNMATCHED])  # nobody can say what these calls made
+        elif self._values.is_apart:
             found.modules = {mine: theirs for mine, theirs in self._values.modules.items() if mine != theirs}
         return found
 

@@ -8,8 +8,6 @@ call; what the other side computes from the same values, and nobody finds again,
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,65 +17,21 @@ from numpy.typing import NDArray
 from ulpscope.compare.anchors import SKETCH, STATISTICS, sketch_apart
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, How, Level, Match
 from ulpscope.compare.engine import compare_calls
-from ulpscope.compare.value_graph import BACKWARD, FEW, FILLED, FORWARD, STEP, ValueGraph, key_of
+from ulpscope.compare.value_graph import BACKWARD, FEW, FORWARD, STEP
 from ulpscope.compare.values import Values, plain_module
+from ulpscope.findings.agreement import Agreement, Pairs
+from ulpscope.findings.beside import anchor_of, place_of, plain_name
 from ulpscope.findings.exchange import KIND
-from ulpscope.findings.model import Anchor, Beside, CallPlace, Divergence, Finding, Status
-from ulpscope.findings.view import CallView, argument_text, changed_argument, is_number, most, parted, slot_of
-from ulpscope.model.errors import DumpError
-from ulpscope.model.names import MODULE, OPTIMIZER, call_text, is_within, slot_text
-from ulpscope.model.records import CallRecord, Phase, Role, Value
+from ulpscope.findings.model import Beside, Divergence, Finding, Status
+from ulpscope.findings.view import argument_text, changed_argument, is_number, most, parted, slot_of
+from ulpscope.model.names import OPTIMIZER, call_text, is_within, slot_text
+from ulpscope.model.records import CallRecord, Role
 
 _SHOWN = 6
 # An error that rounding of float32 explains anywhere.
 _LEAST = 1.6e-5
 # So far may two implementations of an optimizer's step be apart.
 _STEP = 0.05
-
-
-class Agreement(enum.IntEnum):
-    """What comparing a call with its counterpart said of what it wrote. FOLLOWS: by no more than what it read explains."""
-
-    UNKNOWN = 0
-    AGREES = 1
-    FOLLOWS = 2
-    DIFFERS = 3
-
-
-@dataclass(slots=True)
-class Pairs:
-    """What comparing call by call said of the target's values; and which call went with which."""
-
-    said: dict[Hashable, Agreement] = field(default_factory=dict)
-    partner: dict[int, int] = field(default_factory=dict)
-
-    def see(self, view: CallView, how: Agreement) -> None:
-        match = view.comparison.match
-        if match.reference is None or match.target is None:
-            return
-        self.partner[match.target.seq] = match.reference.seq
-        late = view.call.kind == MODULE and view.call.phase is Phase.BACKWARD
-        read = {key_of(each.target) for each in view.ins if each.target is not None}
-        for each in view.outs:
-            key = None if each.target is None else key_of(each.target)
-            if key in read and view.call.kind != MODULE:
-                continue  # a view of what it read: that was said before
-            if key is None or not how or Code.SHAPE in each.verdict.codes:
-                continue  # of another shape it may be the same all the same
-            if each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED):
-                fails = each.verdict.level is Level.FAIL or how is Agreement.FOLLOWS
-                said = how if fails else Agreement.AGREES
-                self.said[key] = self.said.get(key, said) if late else said
-        for each in view.ins:
-            if each.target is not None and each.verdict.level in (Level.PASS, Level.WARN):
-                key = key_of(each.target)
-                if key is not None and not _is_filled(each.target):
-                    self.said.setdefault(key, Agreement.AGREES)
-
-
-def _is_filled(value: Value) -> bool:
-    stats = value.stats
-    return stats is not None and stats.norm is not None and stats.norm >= FILLED
 
 
 def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
@@ -473,10 +427,14 @@ class _Lost:
             (node, anchors.partners[node][0]) for node in graph.inputs[region.position] if node in anchors.partners
         ]
         return Beside(
-            tuple(_place(other, each) for each in theirs[:_SHOWN]),
-            tuple(_place(graph, each) for each in mine[:_SHOWN]),
-            tuple(self._anchor(node, partner) for node, partner in known[:_SHOWN]),
-            tuple(self._anchor(node, anchors.partners[node][0]) for node in after[:_SHOWN] if node in anchors.partners),
+            tuple(place_of(other, each) for each in theirs[:_SHOWN]),
+            tuple(place_of(graph, each) for each in mine[:_SHOWN]),
+            tuple(anchor_of(self._values, node, partner) for node, partner in known[:_SHOWN]),
+            tuple(
+                anchor_of(self._values, node, anchors.partners[node][0])
+                for node in after[:_SHOWN]
+                if node in anchors.partners
+            ),
             len(mine),
             len(theirs),
         )
@@ -504,14 +462,6 @@ class _Lost:
     def _modules_of_calls(self) -> list[str]:
         return self._target.dump.modules()
 
-    def _anchor(self, node: int, partner: int) -> Anchor:
-        sides = []
-        for graph, each in ((self._reference, partner), (self._target, node)):
-            maker = int(graph.maker[each])
-            sides.append(call_text(graph.dump.nth(maker).id) if maker >= 0 else "from outside")
-        error = float(self._values.anchors.error[node])
-        return Anchor(sides[0], sides[1], int(self._target.numel[node]), error if np.isfinite(error) else 0.0)
-
     def _finding(self, region: _Region, call: CallRecord, found: Divergence) -> Finding:
         term = self._missing_term(region) if region.phase == BACKWARD else None
         if term is not None:
@@ -523,7 +473,7 @@ class _Lost:
             return self._of(found, Status.UNMATCHED if own is None else Status.LOST, comparison, None, None, text)
         partner = self._pairs.partner.get(call.seq)
         if partner is not None:
-            match = Match(self._reference_call(partner), call, How.VALUES)
+            match = Match(self._reference.dump.by_seq(partner), call, How.VALUES)
             comparison = compare_calls(self._reference.dump, self._target.dump, match)
             gone = self._left_out(comparison)
             if gone is not None:
@@ -610,9 +560,6 @@ class _Lost:
             return None
         return other.dump.nth(min(int(other.maker[term]) for term in lacking))
 
-    def _reference_call(self, seq: int) -> CallRecord | None:
-        return self._reference.dump.by_seq(seq)
-
     def _left_out(self, comparison: CallComparison) -> tuple[CallComparison, str] | None:
         """The call of the reference whose result the counterpart takes, where the target takes what that call reads."""
         for each in parted(comparison)[0]:
@@ -635,30 +582,8 @@ class _Lost:
         return None
 
 
-def _place(graph: ValueGraph, position: int) -> CallPlace:
-    """A call, its module, and the line of the program that made it."""
-    call = graph.dump.nth(position)
-    try:
-        stack = graph.dump.stack(call)
-    except DumpError:
-        stack = []  # the answer does without
-    own = next((frame for frame in stack if not frame.library), stack[0] if stack else None)
-    inner = next((frame for frame in stack if "/torch/" not in frame.file.replace("\\", "/")), own)
-    return CallPlace(
-        call_text(call.id),
-        call.module,
-        "" if inner is None else f"{inner.file}:{inner.line}",
-        "" if inner is None else inner.text,
-    )
-
-
 def _is_near(finding: Finding) -> bool:
     return finding.output_error is not None and finding.output_error <= finding.limit
-
-
-def plain_name(call: CallRecord) -> str:
-    """What a call does, without how it was written: add of Tensor.__add__, Aten.add.Tensor."""
-    return call.id.name.partition(".")[0].strip("_")
 
 
 @dataclass(slots=True)
