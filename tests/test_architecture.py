@@ -273,7 +273,7 @@ LONG_FUNCTIONS = {
     "frameworks/torch/probe.py: __init__": 72,
     "frameworks/torch/replay_mode.py: run": 57,
     "frameworks/torch/replay_reference.py: _shaken": 57,
-    "frameworks/torch/replay_score.py: rounded_score": 52,
+    "frameworks/torch/replay_score.py: rounded_score": 51,
     "native/calls.c: open_call": 85,
     "native/mode.c: look": 76,
     "native/mode.c: run_recorded": 78,
