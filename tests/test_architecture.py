@@ -46,7 +46,6 @@ BELOW_TOP = frozenset(MAY_IMPORT)
 MAY_IMPORT |= dict.fromkeys(TOP, BELOW_TOP | TOP)
 
 FRAMEWORK_PACKAGES = frozenset({"torch", "torch_npu", "mindspore"})
-MAX_LINES = {".py": 600, ".pyi": 600, ".c": 700}
 CLI_LINES, CLI_BODY = 130, 25
 SAYS_NOTHING = frozenset({"utils", "util", "common", "helpers", "helper", "misc"})
 EMPTY_SUFFIXES = ("Manager", "Handler", "Processor", "Helper")
@@ -143,11 +142,6 @@ def framework_imports(path: str, source: str) -> list[str]:
         for each in imports(path, source)
         if each.name.split(".")[0] in FRAMEWORK_PACKAGES and not each.for_types_only
     ]
-
-
-def too_long(path: str, source: str) -> list[str]:
-    limit, lines = MAX_LINES[PurePosixPath(path).suffix], len(source.splitlines())
-    return [f"{path} has {lines} lines, at most {limit} are allowed; split it by subject"] if lines > limit else []
 
 
 def names_that_say_nothing(path: str, source: str) -> list[str]:
@@ -316,7 +310,7 @@ RULES_FOR_PYTHON: list[Rule] = [
     commands_that_do_the_work,
     operator_lists,
 ]
-RULES_FOR_ALL: list[Rule] = [too_long, long_functions, names_that_say_nothing]
+RULES_FOR_ALL: list[Rule] = [long_functions, names_that_say_nothing]
 
 
 def sources(*suffixes: str) -> Iterator[tuple[str, str]]:
@@ -336,7 +330,7 @@ def test_python_sources_keep_the_rule(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES_FOR_ALL, ids=lambda rule: rule.__name__)
 def test_all_sources_keep_the_rule(rule: Rule) -> None:
-    assert [violation for path, source in sources(*MAX_LINES) for violation in rule(path, source)] == []
+    assert [violation for path, source in sources(".py", ".pyi", ".c") for violation in rule(path, source)] == []
 
 
 def test_a_function_that_is_allowed_to_be_long_still_is() -> None:
@@ -409,8 +403,6 @@ BAD: list[tuple[Rule, str, str]] = [
     (operator_lists, "findings/rules.py", "if name in ('addmm', 'aten.bmm.default', 'baddbmm_'): pass"),
     (operator_lists, "findings/rules.py", "SCALES = {'addcmul': 1, 'lerp': 2, 'gelu': 3}"),
     (operator_lists, "findings/rules.py", "NAMES = 'addmm bmm mm baddbmm'.split()"),
-    (too_long, "store/dump.py", "\n" * 601),
-    (too_long, "native/measure.c", "\n" * 701),
     (names_that_say_nothing, "store/utils.py", ""),
     (names_that_say_nothing, "common/paths.py", ""),
     (prints, "store/dump.py", "def f():\n    print('read')"),
@@ -458,8 +450,6 @@ GOOD: list[tuple[Rule, str, str]] = [
     (operator_lists, "findings/rules.py", "if name in ('mm', 'addmm'): pass"),
     (operator_lists, "report/text.py", "COLUMNS = ('type', 'shape', 'max', 'min', 'mean')"),
     (operator_lists, "model/operators.py", "NAMES = ['addmm', 'bmm', 'baddbmm']"),
-    (too_long, "store/dump.py", "\n" * 500),
-    (too_long, "native/measure.c", "\n" * 700),
     (names_that_say_nothing, "store/run_folder.py", ""),
     (prints, "cli/main.py", "print('done')"),
     (prints, "store/dump.py", "text = 'print(1)'"),

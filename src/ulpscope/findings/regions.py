@@ -96,7 +96,8 @@ class _Lost:
         shuffled = (anchors.kind == STATISTICS) & (self._said >= Agreement.FOLLOWS)
         shuffled[list(graph.gradient_nodes)] = False  # a weight may be kept transposed
         for node in np.flatnonzero(shuffled).tolist():
-            shuffled[node] = self._has_sketches(node)
+            # What differs from its counterpart in place is known again by what is made of it, if at all.
+            shuffled[node] = self._said[node] == Agreement.DIFFERS or self._has_order(node)
         self._anchored = ((anchors.kind > 0) & ~shuffled) | ((self._said == Agreement.AGREES) & (graph.unit > 0))
         self._judged = (graph.is_telling | (self._said != 0)) & (graph.unit > 0)
         taken = [node for partners in anchors.partners.values() for node in partners]
@@ -108,12 +109,13 @@ class _Lost:
         self._follow()
 
     def _follow(self) -> None:
-        """What a call gives that follows from what it read is known where that is."""
-        graph = self._target
+        """What a call gives that follows from what it read is known where that is: not from the same numbers in another order."""
+        graph, kinds = self._target, self._values.anchors.kind
         nodes = np.flatnonzero((self._said == Agreement.FOLLOWS) & ~self._anchored & (graph.maker >= 0))
         for node in nodes[np.argsort(graph.maker[nodes], kind="stable")].tolist():
             before = [other for other in graph.before.of(node) if graph.unit[other] > 0]
-            self._anchored[node] = bool(before) and all(self._anchored[other] for other in before)
+            moved = any(kinds[other] == STATISTICS and self._has_sketches(other) for other in before)
+            self._anchored[node] = bool(before) and not moved and all(self._anchored[other] for other in before)
 
     def good(self, phase: int) -> NDArray[np.bool_]:
         """The values of a pass that are known, and what these were computed from."""
@@ -317,7 +319,7 @@ class _Lost:
                 for each in graph.inputs[position]
                 if anchors.kind[each] == STATISTICS
                 and self._said[each] != Agreement.AGREES
-                and self._has_sketches(each)
+                and self._has_order(each)
                 and graph.maker[each] >= 0
                 and graph.is_leaf(int(graph.maker[each]))
                 and any(anchors.kind[other] for other in graph.inputs[int(graph.maker[each])])
@@ -327,14 +329,19 @@ class _Lost:
             position = int(graph.maker[moved[0]])
         return position
 
+    def _has_order(self, node: int) -> bool:
+        """Whether it is known that a value's numbers are the reference's in another order: in one value there, or in several."""
+        several = len(self._values.anchors.partners.get(node, ())) > 1
+        return self._has_sketches(node) or (several and self._target.sketch(node) is not None)
+
     def _has_sketches(self, node: int) -> bool:
+        """Whether the reference's value with the same numbers could be told from one in another order."""
         partners = self._values.anchors.partners.get(node, ())
-        if len(partners) != 1:
-            return False
-        other = partners[0]
-        if self._target.numel[node] != self._reference.numel[other]:
-            return False
-        return self._target.sketch(node) is not None and self._reference.sketch(other) is not None
+        if any(self._target.numel[node] != self._reference.numel[other] for other in partners):
+            return False  # it is made of several
+        return self._target.sketch(node) is not None and any(
+            self._reference.sketch(other) is not None for other in partners
+        )
 
     def _counterparts(self, position: int) -> tuple[list[int], list[int]]:
         """What the reference makes of the same values and the target has not."""
@@ -483,7 +490,7 @@ class _Lost:
             if changed is not None:
                 text = argument_text(changed)
                 return self._of(found, Status.SOURCE, comparison, most(ins), most(outs), text)
-            text = "what it gives is not found in the reference, what it reads is"
+            text = self._moved_text(ins) or "what it gives is not found in the reference, what it reads is"
             return self._of(found, Status.LOST, comparison, most(ins), most(outs), text)
         theirs = [self._reference.dump.nth(each) for each in region.theirs[:1]]
         module = self._module(region, call, theirs)
@@ -499,6 +506,15 @@ class _Lost:
         text = "what it gives is not found in the reference, what it reads is"
         status = Status.LOST if theirs else Status.UNMATCHED
         return replace(self._of(found, status, comparison, None, None, text), module=module)
+
+    def _moved_text(self, ins: list[Comparison]) -> str:
+        """What a call read in another order than its counterpart."""
+        for each in ins:
+            node = None if each.target is None else self._target.node(each.target)
+            if each.verdict.level is Level.FAIL and node is not None and self._has_order(node):
+                if self._values.anchors.kind[node] == STATISTICS:
+                    return f"{slot_of(each)} has the reference's numbers in another order"
+        return ""
 
     def _taken_by(self, region: _Region, theirs: list[CallRecord]) -> str:
         """Who takes what a call gives that was put between two calls of the reference."""
