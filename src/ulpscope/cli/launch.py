@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ulpscope.capture.watch import RUN_VARIABLE
+from ulpscope.capture.folder import RUN_VARIABLE
 from ulpscope.model.errors import CaptureError
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
