@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from ulpscope.model.dtypes import DTYPES, DType
-from ulpscope.store.formats.native_copy import write_native
-from ulpscope.store.formats.pt import write_pt
-from ulpscope.store.reader import open_dump
+from ulpscope.store.convert import write_native
+from ulpscope.store.files.pt import write_pt
+from ulpscope.store.registry import open_dump
 
 TENSOR_SHAPE = (16, 160, 128)
 ROWS_A_CALL = 6

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 import ulpscope
 from ulpscope.analyze.ledger import Finding, judge
 from ulpscope.analyze.limits import limit
-from ulpscope.store.ledger import Row, find_ledgers, read_ledger
+from ulpscope.store.ledger_file import Row, find_ledgers, read_ledger
 
 Change = Callable[[torch.Tensor, tuple[Any, ...]], torch.Tensor]
 Called = tuple[str, str, int]  # overload, dtypes of its floats, how many there were before it

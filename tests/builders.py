@@ -13,8 +13,8 @@ import numpy as np
 from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.records import Phase
 from ulpscope.native import measuring
-from ulpscope.store.layout import FORMAT_VERSION, dump_folder
-from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, VALUE_BYTES
+from ulpscope.native.schema import CALL, FORMAT_VERSION, NONE32, NONE64, PHASE_NUMBER, VALUE
+from ulpscope.store.run_folder import dump_folder
 from ulpscope.store.writer import DumpWriter
 
 
@@ -67,27 +67,18 @@ class DumpBuilder:
         seq = self.seq
         self.seq += 1
         self.writer.commit(
-            [
-                seq,
-                fields.get("parent", NONE64),
-                fields.get("origin", NONE64),
-                0,
-                self.text(kind),
-                self.text(name),
-                index,
-                fields.get("again", 0),
-                len(row) // 4,
-                fields.get("stack", NONE32),
-                fields.get("note", NONE32),
-                fields.get("module", NONE32),
-                fields.get("thread", 0),
-                PHASE_NUMBER[phase],
-                fields.get("flags", 0),
-                0,
-            ],
+            CALL.pack(
+                seq=seq,
+                kind=self.text(kind),
+                name=self.text(name),
+                index=index,
+                values=len(row) // 4,
+                phase=PHASE_NUMBER[phase],
+                **{"parent": NONE64, "origin": NONE64, "stack": NONE32, "note": NONE32, "module": NONE32, **fields},
+            ),
             np.array(row, dtype="<u4").tobytes(),
         )
-        assert not len(row) * 4 % VALUE_BYTES
+        assert not len(row) * 4 % VALUE.size
         return seq
 
     def standing_still(self) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from builders import DumpBuilder
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 Leaf = dict[str, Any]
 

@@ -1,4 +1,5 @@
-"""The rules of the house that a machine can check. Sources are parsed, never imported.
+"""The rules of the house that a machine can check. Sources are parsed, never imported
+(but the table of operators, which says what an operator is).
 
 Each rule is a function from a path below src/ulpscope and a text to the violations it finds, so that the rules themselves are
 tested on made-up sources at the end of this file.
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pytest
+
+from ulpscope.model import operators
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGE = SRC / "ulpscope"
@@ -32,15 +35,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "monitor": frozenset({"store", "frameworks"}),
     "replay": frozenset({"store", "frameworks", "compare"}),
     "compare": frozenset({"store"}),
-    "analyze": frozenset({"store", "compare"}),
-    "report": frozenset({"store", "compare", "analyze"}),
-    "viewer": frozenset({"store", "compare", "analyze", "report"}),
+    "findings": frozenset({"store", "compare"}),
+    "analyze": frozenset({"store", "compare", "findings"}),
+    "report": frozenset({"store", "compare", "findings", "analyze", "replay"}),
+    "viewer": frozenset({"store", "compare", "findings", "analyze", "report"}),
 }
+MAY_IMPORT["api"] = frozenset(MAY_IMPORT)
 BELOW_TOP = frozenset(MAY_IMPORT)
 MAY_IMPORT |= dict.fromkeys(TOP, BELOW_TOP | TOP)
 
 FRAMEWORK_PACKAGES = frozenset({"torch", "torch_npu", "mindspore"})
 MAX_LINES = {".py": 600, ".pyi": 600, ".c": 700}
+CLI_LINES, CLI_BODY = 130, 25
 SAYS_NOTHING = frozenset({"utils", "util", "common", "helpers", "helper", "misc"})
 EMPTY_SUFFIXES = ("Manager", "Handler", "Processor", "Helper")
 
@@ -53,7 +59,7 @@ class Import:
 
 
 def part_of(path: str) -> str:
-    """The part of the house a file belongs to: `store` for store/reader.py, `records` for records.py."""
+    """The part of the house a file belongs to: `store` for store/dump.py, `records` for records.py."""
     return PurePosixPath(path).with_suffix("").parts[0]
 
 
@@ -166,6 +172,23 @@ def empty_class_names(path: str, source: str) -> list[str]:
     ]
 
 
+def commands_that_do_the_work(path: str, source: str) -> list[str]:
+    """A command is options and a few lines: what a verb does is a function of api/, which a program can call as well."""
+    if part_of(path) != "cli" or path in ("cli/blame.py", "cli/compare.py"):  # these two are next
+        return []
+    lines = len(source.splitlines())
+    found = [f"{path} has {lines} lines, a command may have {CLI_LINES}"] if lines > CLI_LINES else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[1] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body[0]
+            body = (node.end_lineno or 0) - first.lineno + 1
+            if body > CLI_BODY:
+                found.append(
+                    f"{path}:{node.lineno}: {node.name} has {body} lines, at most {CLI_BODY}; the rest is api's"
+                )
+    return found
+
+
 def private_names_of_torch(path: str, source: str) -> list[str]:
     """torch may change what is not public: one file asks for it."""
     if path == "frameworks/torch/internals.py":
@@ -187,6 +210,50 @@ def private_names_of_torch(path: str, source: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+# The one place where operators are listed; elsewhere only what is defined by a function, or is an older tool's own list.
+LIST_OPERATORS = {
+    "model/operators.py": "the table",
+    "findings/advice.py": "an older tool's list, in its words",
+    "findings/exchange.py": "goes with the search by names",
+    "frameworks/torch/mode_dependent.py": "a function each: for which arguments",
+    "frameworks/torch/replay_definitions.py": "a function each: the definition",
+    "frameworks/torch/replay_scales.py": "a function each: the scale of its error",
+    "frameworks/torch/unwritten.py": "a function each: which part it writes",
+    "replay/standards.py": "an older tool's standards",
+    "report/relations.py": "a function each: what an older tool expects of ranks",
+}
+# Names of operators that are words of other things as well: dtypes, statistics, fields.
+AMBIGUOUS = """abs add all any barrier bfloat16 bool byte char complex copy cpu cuda data __delete__ dim div dot double eq
+    float full ge __get__ grad gt half index int le log long lt max mean median min mul mv ne neg normal npu pad pow rename
+    repeat round scatter select send __set__ short sign size storage stride sub sum tensor to type view where"""
+OPERATORS = {*operators.NAMES, *operators.ROLES_OF_COLLECTIVES, *operators.FACTORS_ROUNDED} - set(AMBIGUOUS.split())
+MANY = 3
+
+
+def operator_lists(path: str, source: str) -> list[str]:
+    """Tables of operators beside the one that there is: a collection, the keys of a dict, or a text of three or more."""
+    if path in LIST_OPERATORS:
+        return []
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Set() | ast.Tuple() | ast.List():
+                parts = [each.value for each in node.elts if isinstance(each, ast.Constant)]
+            case ast.Dict():
+                parts = [each.value for each in node.keys if isinstance(each, ast.Constant)]
+            case ast.Constant(value=str(text)):
+                words = text.split()
+                parts = words if all(word in OPERATORS or word in AMBIGUOUS.split() for word in words) else []
+            case _:
+                continue
+        named = [part for part in parts if isinstance(part, str) and operators.bare(part) in OPERATORS]
+        if len(named) >= MANY:
+            found.append(
+                f"{path}:{node.lineno}: {', '.join(named[:MANY])}: what operators are stands in model/operators.py"
+            )
+    return found
+
+
 Rule = Callable[[str, str], list[str]]
 RULES_FOR_PYTHON: list[Rule] = [
     wrong_directions,
@@ -195,6 +262,8 @@ RULES_FOR_PYTHON: list[Rule] = [
     private_names_of_torch,
     prints,
     empty_class_names,
+    commands_that_do_the_work,
+    operator_lists,
 ]
 RULES_FOR_ALL: list[Rule] = [too_long, names_that_say_nothing]
 
@@ -251,18 +320,18 @@ def test_help_exits_with_0_and_imports_no_framework() -> None:
 
 
 BAD: list[tuple[Rule, str, str]] = [
-    (wrong_directions, "store/reader.py", "from ulpscope.frameworks.base import Tap"),
-    (wrong_directions, "store/reader.py", "from ..frameworks import base"),
+    (wrong_directions, "store/dump.py", "from ulpscope.frameworks.base import Tap"),
+    (wrong_directions, "store/dump.py", "from ..frameworks import base"),
     (wrong_directions, "store/formats/msprobe.py", "from ...capture.session import Session"),
     (wrong_directions, "frameworks/torch/summary.py", "def f():\n    import ulpscope.store.writer"),
     (wrong_directions, "capture/session.py", "from ulpscope import compare"),
     (wrong_directions, "capture/session.py", "from ulpscope import __version__"),
     (wrong_directions, "capture/session.py", "from ulpscope.monitor import watch"),
-    (wrong_directions, "compare/engine.py", "from ulpscope.analyze import divergence"),
+    (wrong_directions, "compare/engine.py", "from ulpscope.findings import divergence"),
     (wrong_directions, "report/html.py", "import ulpscope.frameworks.base"),
     (wrong_directions, "viewer/server.py", "from ulpscope.capture import session"),
     (wrong_directions, "analyze/ledger.py", "if TYPE_CHECKING:\n    from ulpscope.report import rows"),
-    (wrong_directions, "model/records.py", "from ..store import reader"),
+    (wrong_directions, "model/records.py", "from ..store import dump"),
     (wrong_directions, "model/records.py", "import importlib\nimportlib.import_module('ulpscope.store')"),
     (wrong_directions, "gadgets/new.py", ""),
     (foreign_to_vocabulary, "model/records.py", "import numpy as np"),
@@ -273,21 +342,29 @@ BAD: list[tuple[Rule, str, str]] = [
     (framework_imports, "cli/main.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
     (private_names_of_torch, "frameworks/torch/tensors.py", "x = torch._C._functorch.maybe_current_level()"),
     (private_names_of_torch, "frameworks/torch/tensors.py", "from torch.utils._pytree import tree_map"),
-    (too_long, "store/reader.py", "\n" * 601),
+    (operator_lists, "findings/rules.py", "UNEVEN = frozenset(['addcdiv', 'divide', 'log10'])"),
+    (operator_lists, "findings/rules.py", "if name in ('addmm', 'aten.bmm.default', 'baddbmm_'): pass"),
+    (operator_lists, "findings/rules.py", "SCALES = {'addcmul': 1, 'lerp': 2, 'gelu': 3}"),
+    (operator_lists, "findings/rules.py", "NAMES = 'addmm bmm mm baddbmm'.split()"),
+    (too_long, "store/dump.py", "\n" * 601),
     (too_long, "native/measure.c", "\n" * 701),
     (names_that_say_nothing, "store/utils.py", ""),
     (names_that_say_nothing, "common/paths.py", ""),
-    (prints, "store/reader.py", "def f():\n    print('read')"),
-    (empty_class_names, "store/reader.py", "def f():\n    class DumpManager: ..."),
+    (prints, "store/dump.py", "def f():\n    print('read')"),
+    (empty_class_names, "store/dump.py", "def f():\n    class DumpManager: ..."),
+    (commands_that_do_the_work, "cli/show.py", "\n" * 131),
+    (commands_that_do_the_work, "cli/show.py", "def f():\n    'x'\n" + "    g()\n" * 26),
+    (wrong_directions, "api/checks.py", "from ulpscope.cli.main import cli"),
+    (wrong_directions, "replay/one.py", "from ulpscope.api import rerun"),
 ]
 
 GOOD: list[tuple[Rule, str, str]] = [
     (
         wrong_directions,
-        "store/reader.py",
-        "from ulpscope.model.records import Value\nfrom . import layout\nfrom ..model.errors import DumpError",
+        "store/dump.py",
+        "from ulpscope.model.records import Value\nfrom . import run_folder\nfrom ..model.errors import DumpError",
     ),
-    (wrong_directions, "store/__init__.py", "from .reader import Dump"),
+    (wrong_directions, "store/__init__.py", "from .dump import Dump"),
     (
         wrong_directions,
         "replay/runner.py",
@@ -308,12 +385,18 @@ GOOD: list[tuple[Rule, str, str]] = [
         "frameworks/torch/tensors.py",
         "x = value._version, torch.__version__, torch.ops._c10d_functional",
     ),
-    (too_long, "store/reader.py", "\n" * 500),
+    (operator_lists, "findings/rules.py", "if name in ('mm', 'addmm'): pass"),
+    (operator_lists, "report/text.py", "COLUMNS = ('type', 'shape', 'max', 'min', 'mean')"),
+    (operator_lists, "model/operators.py", "NAMES = ['addmm', 'bmm', 'baddbmm']"),
+    (too_long, "store/dump.py", "\n" * 500),
     (too_long, "native/measure.c", "\n" * 700),
-    (names_that_say_nothing, "store/layout.py", ""),
+    (names_that_say_nothing, "store/run_folder.py", ""),
     (prints, "cli/main.py", "print('done')"),
-    (prints, "store/reader.py", "text = 'print(1)'"),
-    (empty_class_names, "store/reader.py", "class DumpReader: ..."),
+    (prints, "store/dump.py", "text = 'print(1)'"),
+    (empty_class_names, "store/dump.py", "class DumpReader: ..."),
+    (commands_that_do_the_work, "cli/show.py", "def f():\n    'x\\n\\ny'\n" + "    g()\n" * 25),
+    (commands_that_do_the_work, "api/checks.py", "def f():\n" + "    g()\n" * 26),
+    (wrong_directions, "cli/show.py", "from ulpscope.api.checks import check_ops"),
 ]
 
 

@@ -9,14 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ulpscope import capture, compare
+    from ulpscope import api, capture, compare
     from ulpscope.capture.session import Capture
     from ulpscope.frameworks.torch.determinism import seed_all
     from ulpscope.frameworks.torch.replay_reference import reference
     from ulpscope.model.errors import CaptureError, ConfigError, DumpError, UlpscopeError
     from ulpscope.model.names import call_text, slot_text
     from ulpscope.replay.session import Ledger, ledger
-    from ulpscope.store.reader import Dump, open_dump, open_run
+    from ulpscope.store.dump import Dump
+    from ulpscope.store.registry import open_dump, open_run
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -25,11 +26,11 @@ _HOMES = {
     "reference": "frameworks.torch.replay_reference",
     "Ledger": "replay.session",
     "ledger": "replay.session",
-    "Dump": "store.reader",
+    "Dump": "store.dump",
     "call_text": "model.names",
     "slot_text": "model.names",
-    "open_dump": "store.reader",
-    "open_run": "store.reader",
+    "open_dump": "store.registry",
+    "open_run": "store.registry",
     "UlpscopeError": "model.errors",
     "ConfigError": "model.errors",
     "CaptureError": "model.errors",
@@ -44,6 +45,7 @@ __all__ = [
     "Ledger",
     "UlpscopeError",
     "__version__",
+    "api",
     "call_text",
     "capture",
     "compare",
@@ -57,7 +59,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("capture", "compare"):
+    if name in ("api", "capture", "compare"):
         return importlib.import_module(f"ulpscope.{name}")
     home = _HOMES.get(name)
     if home is None:

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 import ulpscope
-from ulpscope.frameworks.torch.collective_tap import WRITES
 from ulpscope.model.errors import ConfigError
 from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.operators import ROLES_OF_COLLECTIVES
 
 MAGIC = [
     "__add__",
@@ -182,7 +182,7 @@ def test_000_069_communication_calls_are_watched() -> None:
         "send recv broadcast all_reduce reduce all_gather gather isend irecv scatter reduce_scatter _reduce_scatter_base"
         " _all_gather_base"
     )
-    assert set(seeds.split()) <= set(WRITES)
+    assert set(seeds.split()) <= set(ROLES_OF_COLLECTIVES)
     assert all(hasattr(torch.distributed.distributed_c10d, name) for name in seeds.split())
 
 

@@ -16,8 +16,8 @@ from ulpscope.compat.msprobe.command import main
 from ulpscope.compat.msprobe.comparing import compare
 from ulpscope.model.records import Phase
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.layout import dump_folder
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
+from ulpscope.store.run_folder import dump_folder
 
 MODES = {"statistics": ("statistics", "statistics"), "md5": ("statistics", "md5"), "tensor": ("tensor", "statistics")}
 MUL, REDUCE, RELU = "Torch.mul.0.forward", "Distributed.all_reduce.0.forward", "Torch.relu.0.forward"

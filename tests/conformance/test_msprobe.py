@@ -15,7 +15,7 @@ import torch
 from ulpscope.compare.comparison import How
 from ulpscope.compare.engine import compare_dumps
 from ulpscope.model.names import call_text
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 ROOT = Path(__file__).parents[2]
 MODEL = """
@@ -49,6 +49,11 @@ for _ in range(3):
     debugger.stop()
     debugger.step()
 """
+
+
+FROM_RELU = ["Functional.relu.0.forward", "Functional.max_pool2d.0.forward"]
+TO_LINEAR = ["Tensor.__mul__.0.backward", "Functional.gelu.0.backward", "Functional.linear.0.backward"]
+MODULES = ["Module.drop.Dropout.forward.0", "Module.fc1.Linear.forward.0"]
 
 
 def run(folder: Path, program: str, **config: Any) -> subprocess.CompletedProcess[str]:
@@ -119,6 +124,25 @@ def test_002_060_tensor_files_are_readable_by_torch_and_links_where_equal(tmp_pa
 def test_002_051_052_a_list_selects(tmp_path: Path) -> None:
     assert run(tmp_path, LOOP, statistics={"list": ["relu"]}).returncode == 0
     assert set(dumped(tmp_path)["data"]) == {"Functional.relu.0.forward", "Functional.relu.0.backward"}
+
+
+@pytest.mark.parametrize(
+    ("level", "section", "found"),
+    [
+        ("L1", {"list": (full := ["Functional.gelu.0.forward", "Functional.relu.0.backward"])}, full),
+        ("L1", {"scope": ["Functional.relu.0.forward", "Functional.max_pool2d.0.forward"]}, FROM_RELU),
+        ("L1", {"scope": ["Tensor.__mul__.0.backward", "Functional.linear.0.backward"]}, TO_LINEAR),
+        ("L0", {"scope": ["Module.drop.Dropout.forward.0", "Module.fc1.Linear.forward.0"]}, MODULES),
+        ("mix", {"list": ["Module.fc1.Linear.forward.0"]}, [MODULES[1], "Functional.linear.0.forward"]),
+    ],
+)
+def test_002_050_051_a_full_name_stands_for_its_phase_alone(
+    tmp_path: Path, level: str, section: dict[str, Any], found: list[str]
+) -> None:
+    """Two forward names give no backwards; one layer of a large model is dumped by its name, with all that it calls."""
+    done = run(tmp_path, LOOP, level=level, step=[0], statistics=section)
+    assert done.returncode == 0, done.stderr
+    assert list(dumped(tmp_path)["data"]) == found
 
 
 def test_002_050_a_scope_selects_a_closed_interval(tmp_path: Path) -> None:
@@ -292,8 +316,46 @@ def test_004_021_kernels_below_one_api(tmp_path: Path) -> None:
     config = {"task": "tensor", "level": "L2", "step": [0], "tensor": {"scope": ["Functional.linear.0.forward"]}}
     done = run(tmp_path, LOOP, **config)
     assert done.returncode == 0, done.stderr
-    names = list(dumped(tmp_path)["data"])
-    assert any(name.startswith("Aten.addmm") for name in names)
+    assert list(dumped(tmp_path)["data"]) == ["Aten.t.default.0.forward", "Aten.addmm.default.0.forward"]
+
+
+def test_004_021_kernels_of_a_call_that_never_comes_are_an_error_at_the_end(tmp_path: Path) -> None:
+    config = {"task": "tensor", "level": "L2", "step": [0], "tensor": {"scope": ["Functional.nothing.0.forward"]}}
+    done = run(tmp_path, LOOP, **config)
+    assert done.returncode == 1
+    assert "there was no call Functional.nothing.0.forward, so there are no kernels of it" in done.stderr
+
+
+def test_calls_of_scripts_of_8_x(tmp_path: Path) -> None:
+    """A function of the program is recorded under its module's name until it is given back."""
+    program = """
+import types
+from msprobe.pytorch.common import seed_all
+from msprobe.pytorch import PrecisionDebugger
+seed_all(1234, True, rm_dropout=True)
+ops = types.ModuleType("myops")
+ops.swish = swish = lambda x, scale=1.0: x * torch.sigmoid(x) * scale
+debugger = PrecisionDebugger("config.json")
+debugger.register_custom_api(ops, "swish")
+debugger.set_init_step(5)
+x = torch.randn(3, requires_grad=True)
+debugger.start(None, token_range=[0, 2])
+(ops.swish(x, scale=2.0) + 1).sum().backward()
+debugger.forward_backward_dump_end()
+debugger.step()
+debugger.restore_custom_api(ops, "swish")
+assert ops.swish is swish
+for call in (lambda: debugger.set_init_step(-1), lambda: debugger.register_custom_api(ops, "none")):
+    try: call()
+    except Exception as error: print(error)
+"""
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    assert "whole number from 0 on" in done.stdout and "has no function 'none'" in done.stdout
+    data = json.loads((tmp_path / "dump" / "step5" / "rank0" / "dump.json").read_text())["data"]
+    assert list(data)[:2] == ["myops.swish.0.forward", "Tensor.__add__.0.forward"]
+    assert list(data)[-1] == "myops.swish.0.backward"
+    assert data["myops.swish.0.forward"]["input_kwargs"]["scale"]["value"] == 2.0
 
 
 def test_002_005_after_the_last_asked_step_training_goes_on_and_it_is_said_once(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ulpscope.compat.msprobe.precheck_files import (
 from ulpscope.frameworks.torch import api_runner
 from ulpscope.frameworks.torch.api_runner import ApiRunner
 from ulpscope.replay.standards import judge
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 HALF = {"dtype": "torch.bfloat16"}
 CALLS: dict[str, Any] = {

@@ -27,7 +27,7 @@ from ulpscope.replay.noise import Noise, NoiseConfig
 from ulpscope.replay.precheck import Plan, Rule, check_dump
 from ulpscope.replay.standards import Status
 from ulpscope.store.noise import NoiseRow
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 HALF = torch.float16

@@ -187,12 +187,7 @@ print(json.dumps([torch_npu.npu.dump_calls, names(sys.argv[3]), calls(sys.argv[1
     log, files, calls, notes = found
     assert log == ["init_dump", f"set_dump {path}", "finalize_dump"]
     assert files == ["Silu"]
-    assert calls == [
-        "Torch.ones.0.forward",
-        "Functional.silu.0.forward",
-        "Functional.silu.1.forward",
-        "Tensor.__add__.0.forward",
-    ]
+    assert calls == ["Functional.silu.1.forward"]
     assert notes == [
         f"the kernels of Functional.silu.1.forward are in {tmp_path / 'kernels'}, written by the vendor's dump"
     ]
@@ -292,9 +287,6 @@ def test_a_backward_is_dumped_on_copies_and_the_programs_numbers_stay(tmp_path: 
         BACKWARD
         + """
 plain = train()
-with ulpscope.capture(pathlib.Path(sys.argv[1]) / "op", level="op"):
-    train()
-seen = calls(pathlib.Path(sys.argv[1]) / "op")
 asked = {
     "Functional.linear.0.backward": [gradient("Functional.linear.0.backward.input.0.pt", (3, 2))],
     "Functional.dropout.0.backward": [gradient("g.pt", (3, 2))],
@@ -304,15 +296,14 @@ asked = {
 results = {}
 for below, files in asked.items():
     result, kernels, called, notes = dumped(below, *files)
-    results[below] = [result == plain, called == seen, kernels, notes]
-print(json.dumps([results, seen, [call.split()[0] for call in torch_npu.npu.dump_calls]]))
+    results[below] = [result == plain, called == [below], kernels, notes]
+print(json.dumps([results, [call.split()[0] for call in torch_npu.npu.dump_calls]]))
 """,
         tmp_path,
         acl_config(),
         tmp_path / "kernels",
     )
-    results, seen, log = found
-    assert "Functional.linear.0.backward" in seen
+    results, log = found
     for below, (same_numbers, same_calls, _, notes) in results.items():
         assert same_numbers, below
         assert same_calls, below
@@ -348,13 +339,13 @@ def train():
 
 plain = train()
 result, kernels, called, _ = dumped("Torch.noisy.0.backward", gradient("g.pt", (1, 2)))
-print(json.dumps([result == plain, kernels, [name for name in called if "Linear" in name and "forward" in name]]))
+print(json.dumps([result == plain, kernels, called]))
 """,
         tmp_path,
         acl_config(),
         tmp_path / "kernels",
     )
-    assert found == [True, ["Mm"], ["Module.Linear.forward.0"]]
+    assert found == [True, ["Mm"], ["Torch.noisy.0.backward"]]
 
 
 def test_wrong_gradients_are_told_and_change_nothing(tmp_path: Path, acl_config: AclConfig) -> None:
@@ -401,7 +392,7 @@ def test_without_an_npu_the_kernels_are_recorded_here(tmp_path: Path) -> None:
     with ulpscope.capture(tmp_path, level="kernel", below="Functional.silu.0.backward", **options):
         F.silu(torch.ones(2, requires_grad=True)).sum().backward()
     kernels = [call.id.name for call in ulpscope.open_dump(tmp_path).calls() if call.id.kind == "Aten"]
-    assert kernels == ["silu.default", "silu_backward.default"]
+    assert kernels == ["silu_backward.default"]
     assert "torch_npu" not in sys.modules
 
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ulpscope
 from ulpscope.analyze.ledger import Judgement, Verdict, judge
 from ulpscope.replay.offline import rows_from_dumps
-from ulpscope.store.ledger import Row, find_ledgers, read_ledger
+from ulpscope.store.ledger_file import Row, find_ledgers, read_ledger
 
 aten = torch.ops.aten
 Change = Callable[[Any, tuple[Any, ...], Any], Any]

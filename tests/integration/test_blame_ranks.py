@@ -13,7 +13,7 @@ import torch.multiprocessing as processes
 
 import ulpscope
 from ulpscope.analyze.ledger import judge
-from ulpscope.store.ledger import Row, find_ledgers, read_ledger
+from ulpscope.store.ledger_file import Row, find_ledgers, read_ledger
 
 NAMES = ["broadcast_", "allgather_", "_allgather_base_", "allreduce_", "_reduce_scatter_base_", "reduce_scatter_"]
 COALESCED = ["allreduce_coalesced_", "allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_"]

@@ -17,7 +17,7 @@ from builders import DumpBuilder
 from ulpscope.cli.main import cli
 from ulpscope.model.records import Phase
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.standard_normal((16, 32)).astype(np.float32)

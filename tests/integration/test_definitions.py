@@ -14,7 +14,7 @@ from ulpscope.analyze.ledger import judge
 from ulpscope.frameworks.torch.replay_definitions import DEFINITIONS
 from ulpscope.frameworks.torch.replay_measure import measures
 from ulpscope.frameworks.torch.replay_reference import outputs, plan_of
-from ulpscope.store.ledger import row_of
+from ulpscope.store.ledger_file import row_of
 
 aten = torch.ops.aten
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ulpscope.analyze.divergence import diverge
-from ulpscope.analyze.exchange import Direction, Side
-from ulpscope.analyze.findings import Divergence, Status
-from ulpscope.analyze.ranks import origin
 from ulpscope.compare.engine import compare_dumps
 from ulpscope.compare.runs import pair_runs
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.exchange import Direction, Side
+from ulpscope.findings.model import Divergence, Status
+from ulpscope.findings.ranks import origin
 from ulpscope.model.names import call_text
 from ulpscope.report.first_difference import write_first_difference
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.layout import dump_folder, find_dumps
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import find_dumps, open_dump
+from ulpscope.store.run_folder import dump_folder
 
 pytestmark = pytest.mark.distributed
 LAYOUTS = (("statistics", "statistics", "statistics"), ("md5", "statistics", "md5"), ("tensor", "tensor", "statistics"))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import ulpscope
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Phase
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 # Where torch keeps the class that it asks for its way to hang a hook.
 _LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_python.so"

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ulpscope
 from ulpscope.frameworks.torch import internals
-from ulpscope.store.ledger import LedgerWriter, find_ledgers, ledger_path, process_path, read_ledger, settle
+from ulpscope.store.ledger_file import LedgerWriter, find_ledgers, ledger_path, process_path, read_ledger, settle
 
 BEGIN = """
 import os, sys, threading, torch
@@ -220,7 +220,10 @@ def test_a_program_without_models_is_judged_from_its_start(tmp_path: Path) -> No
         "-o",
         "run",
     )
-    assert (faulty.returncode, "introduced by (outside of any module), Tensor.log.0" in faulty.stdout) == (1, True)
+    assert (faulty.returncode, "no number by definition at (outside of any module), Tensor.log.0" in faulty.stdout) == (
+        1,
+        True,
+    )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger.rank0.jsonl"]
 
 

@@ -12,7 +12,7 @@ import transformers
 
 import ulpscope
 from ulpscope.model.records import CallRecord, Role, Value
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 
 def llama() -> torch.nn.Module:

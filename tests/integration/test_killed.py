@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ulpscope
-from ulpscope.store import layout
+from ulpscope.store import run_folder
 
 # After each finished call the child says so on a pipe: what it said before the kill must be in the dump.
 CHILD = """
@@ -75,7 +75,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", program, tmp_path / "run"], check=False, timeout=120)
     folder = tmp_path / "run" / "step0" / "rank0"
-    for table in layout.TABLES:  # which the thread of the writer makes when it comes to it
+    for table in run_folder.TABLES:  # which the thread of the writer makes when it comes to it
         if (folder / table).exists() and not (folder / table).stat().st_size:
             (folder / table).unlink()
     dump = ulpscope.open_dump(tmp_path / "run")

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch
 import ulpscope
 from integration.runs import assert_same, frozen
 from ulpscope.frameworks.torch.mode_dependent import NODES
-from ulpscope.store.ledger import find_ledgers, read_ledger
+from ulpscope.store.ledger_file import find_ledgers, read_ledger
 
 WATCHED = ("kernel", "judge")
 Case = Callable[[], list[Any]]

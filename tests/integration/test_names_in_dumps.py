@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
 from ulpscope.model.names import call_text, slot_text
+from ulpscope.model.records import Phase
 from ulpscope.native import taps
 
 A = torch.tensor([1.0, 2.0, 3.0])
@@ -329,17 +330,28 @@ def test_the_stack_shows_the_users_own_line(tmp_path: Path) -> None:
     )
 
 
-def test_kernels_below_one_call_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("below", "phases"),
+    [
+        ("Torch.matmul.1", ["forward", "backward"]),
+        ("Torch.matmul.1.forward", ["forward"]),
+        ("Torch.matmul.1.backward", ["backward"]),
+    ],
+)
+def test_kernels_below_one_call_only(tmp_path: Path, below: str, phases: list[str]) -> None:
+    """One with its phase is this phase alone; nothing else of the program is recorded."""
     x = torch.randn(2, 3, requires_grad=True)
-    with ulpscope.capture(tmp_path, level="kernel", below="Torch.matmul.1.forward"):
+    with ulpscope.capture(tmp_path, level="kernel", below=below):
         for _ in range(2):
             torch.matmul(x, x.T).sum().backward()
     dump = ulpscope.open_dump(tmp_path)
     kernels = [call for call in dump.calls() if call.id.kind == "Aten"]
-    assert kernels
+    assert {call.id.phase.value for call in kernels} == set(phases)
     parents = {call_text(parent) for parent in map(dump.parent, kernels) if parent is not None}
-    assert parents <= {"Torch.matmul.1.forward", "Torch.matmul.1.backward"}
-    assert len(parents) == 2
+    assert parents == ({f"Torch.matmul.1.{phase}" for phase in phases} if "forward" in phases else set())
+    others = [call for call in dump.calls() if call.id.kind != "Aten"]
+    assert [call_text(call.id) for call in others] == [f"Torch.matmul.1.{phase}" for phase in phases]
+    assert all(call.origin == others[-1].origin for call in kernels if call.id.phase is Phase.BACKWARD)
 
 
 def test_what_a_dispatch_mode_computes_is_no_call_of_the_program(tmp_path: Path) -> None:

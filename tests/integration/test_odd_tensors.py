@@ -14,7 +14,7 @@ from integration.runs import LEVELS
 from ulpscope.compare.comparison import Comparison, Evidence, Level
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.model.records import Value
-from ulpscope.store.formats.native_copy import write_native
+from ulpscope.store.convert import write_native
 
 VALUES = torch.tensor([1.0, 2.0, 3.0, 4.0])
 

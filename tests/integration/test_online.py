@@ -35,7 +35,7 @@ from ulpscope.replay.online import (
 )
 from ulpscope.replay.precheck import Choice, Plan, Rule
 from ulpscope.replay.wire import Line, Message, WireError
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import open_dump
 
 SECRET = b"both know it"
 
@@ -56,7 +56,7 @@ def receiver(tmp_path: Path) -> Iterator[TcpReceiver]:
 
 def received(receiver: Any) -> list[Received]:
     """All that comes, read and let go."""
-    return [(Dump(each.folder).nth(0).id.name, each.step) for each in receiver.dumps()]  # type: ignore[misc]
+    return [(open_dump(each.folder).nth(0).id.name, each.step) for each in receiver.dumps()]  # type: ignore[misc]
 
 
 def channel(receiver: TcpReceiver, secret: bytes = SECRET, **more: Any) -> TcpChannel:

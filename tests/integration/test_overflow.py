@@ -24,7 +24,7 @@ from ulpscope.model.errors import OverflowStop
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Role
 from ulpscope.replay.overflow import Nature, overflow_of
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 HALF = torch.float16
 

@@ -13,7 +13,7 @@ from ulpscope.analyze.pattern import Pattern, pattern
 from ulpscope.frameworks.torch import replay_measure, replay_pieces
 from ulpscope.frameworks.torch.replay_measure import measures
 from ulpscope.frameworks.torch.replay_reference import plan_of
-from ulpscope.store.ledger import Measure, row_of
+from ulpscope.store.ledger_file import Measure, row_of
 
 ROWS, COLUMNS, TERMS = 96, 160, 64
 

@@ -25,7 +25,7 @@ from ulpscope.model.errors import DumpError
 from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
 from ulpscope.replay.results import CallResult
 from ulpscope.replay.standards import Status
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 DEVICE = Path(__file__).parents[1] / "device"
 
@@ -134,7 +134,7 @@ import sys, json, torch
 from pathlib import Path
 from ulpscope.frameworks.torch.api_runner import ApiRunner
 from ulpscope.replay.precheck import Plan, check_dump
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 dump, plan = open_dump(sys.argv[1]), Plan(ApiRunner("npu"))
 def wrong():
     return sorted({r.name for r in check_dump(dump, plan) if r.status.value == "error"})

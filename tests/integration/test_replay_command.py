@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
 from ulpscope.cli.main import main
-from ulpscope.store.safetensors import Stored, write_safetensors
+from ulpscope.store.files.safetensors import Stored, write_safetensors
 
 
 class Tail(TorchDispatchMode):

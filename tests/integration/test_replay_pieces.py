@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import replay_pieces
-from ulpscope.frameworks.torch.devices import environment, float32_products
+from ulpscope.frameworks.torch.devices import environment
 from ulpscope.frameworks.torch.replay_measure import measures, rounded_factors
 from ulpscope.frameworks.torch.replay_pieces import cut
 from ulpscope.frameworks.torch.replay_reference import outputs, plan_of
 from ulpscope.frameworks.torch.replay_score import rounded_score
 from ulpscope.frameworks.torch.replay_values import mapped_args
+from ulpscope.frameworks.torch.settings import float32_products
 
 aten = torch.ops.aten
 Arguments = tuple[Any, tuple[Any, ...], dict[str, Any]]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -251,6 +255,68 @@ def test_the_environment_is_in_the_manifest(tmp_path: Path, monkeypatch: pytest.
     assert environment["seeds"]["torch"] == 77
     assert environment["flags"]["deterministic_algorithms"] is False
     assert {"command", "commit", "folder", "devices"} <= set(environment)
+
+
+def flags(path: Path, **where: int) -> dict[str, Any]:
+    found: dict[str, Any] = ulpscope.open_dump(path, **where).manifest.environment["flags"]
+    return found
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    """Gives back what the tests below change."""
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("level", ["op", "module", "mix", "kernel"])
+def test_settings_are_those_of_the_first_forward(tmp_path: Path, settings: None, level: str) -> None:
+    model = torch.nn.Linear(4, 2)
+    with ulpscope.capture(tmp_path, level=level) as capture:
+        X.clone()
+        torch.set_float32_matmul_precision("high")
+        torch.set_flush_denormal(True)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(X)
+        capture.step()
+        model(X)
+    first, second = flags(tmp_path, step=0), flags(tmp_path, step=1)
+    assert (first["float32_matmul_precision"], first["flush_denormals"]) == ("high", True)
+    assert first["float32_products"]["cuda matmul"] == "tf32"
+    assert first["autocast"] == {"cpu": "torch.bfloat16"}
+    assert second["autocast"] == {}
+    assert not {text for text in first.values() if str(text).startswith("unknown")}
+
+
+def test_settings_without_a_module_are_those_of_the_first_call_and_what_they_became_is_told(
+    tmp_path: Path, settings: None
+) -> None:
+    with ulpscope.capture(tmp_path) as capture:
+        torch.sin(X)
+        torch.use_deterministic_algorithms(True)
+        capture.step()
+        torch.sin(X)
+    environments = [dump.manifest.environment for dump in ulpscope.open_run(tmp_path)]
+    assert [each["flags"]["deterministic_algorithms"] for each in environments] == [False, True]
+    assert [each.get("flags_at_end") for each in environments] == [{"deterministic_algorithms": True}, None]
+
+
+def test_asking_for_settings_loads_nothing_and_wakes_no_device() -> None:
+    code = """
+import sys, torch
+before = set(sys.modules)
+from ulpscope.frameworks.torch.settings import settings, variables
+found = settings(), variables()
+print(sorted(each for each in set(sys.modules) - before if not each.startswith("ulpscope")), torch.cuda.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    modules, _, woken = done.stdout.strip().rpartition(" ")
+    assert woken == "False"
+    assert "torch._dynamo" not in modules
+    assert "torch.backends" not in modules
 
 
 @pytest.mark.parametrize("name", ["my dump", "lr=1e-4,bs=8+run@2(%1)#~", "-a'\"\\b", "ünïcode"])

@@ -78,9 +78,9 @@ def _leaves(folder: Path, call: str, slot: str, value: Any) -> Iterator[tuple[Ke
 
 def _native_rows(folder: Path) -> Iterator[tuple[Key, Row]]:
     from ulpscope.model.names import call_text, slot_text
-    from ulpscope.store.reader import Dump
+    from ulpscope.store.registry import open_dump
 
-    for call in Dump(folder).calls():
+    for call in open_dump(folder).calls():
         for value in call.values:
             if value.is_tensor and value.dtype is not None and value.shape is not None:
                 slot = slot_text(value.slot)

@@ -15,7 +15,7 @@ import ulpscope
 from interop.peers import OLDER, python
 from ulpscope.compat.msprobe import command
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

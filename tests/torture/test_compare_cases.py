@@ -25,10 +25,10 @@ from ulpscope.compare.mapping import read_mapping
 from ulpscope.compat.msprobe.command import main as msprobe
 from ulpscope.compat.msprobe.merge import load_merge_config
 from ulpscope.model.errors import ConfigError, DumpError
-from ulpscope.store.formats.pt import read_pt
+from ulpscope.store.files.pt import read_pt
 from ulpscope.store.formats.ptdbg_writer import write_ptdbg
 from ulpscope.store.formats.xlsx_reader import read_sheet
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 PROMISE = "unknown is never equal"
 case = pytest.mark.case

@@ -29,12 +29,13 @@ from ulpscope.compat.msprobe.merge import load_merge_config
 from ulpscope.model.errors import DumpError, UlpscopeError
 from ulpscope.model.options import capture_config, read_config_file
 from ulpscope.report.merge import read_results
-from ulpscope.store import layout
+from ulpscope.store import run_folder
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.npy import read_npy
+from ulpscope.store.files.pt import read_pt
 from ulpscope.store.formats.cann import read_kernel
-from ulpscope.store.formats.npy import read_npy
-from ulpscope.store.formats.pt import read_pt
 from ulpscope.store.formats.table_reader import read_table
-from ulpscope.store.reader import Dump, open_dump, open_run
+from ulpscope.store.registry import open_dump, open_run
 from ulpscope.store.ring import left_in
 
 PROMISE = "nobody gets in"
@@ -93,7 +94,7 @@ def killed(folder: Path) -> list[Path]:
     builder.close()
     shutil.rmtree(folder)
     left.rename(folder)
-    rings = [*folder.rglob(layout.JOURNAL), *folder.rglob(layout.PAYLOAD_JOURNAL)]
+    rings = [*folder.rglob(run_folder.JOURNAL), *folder.rglob(run_folder.PAYLOAD_JOURNAL)]
     for ring in rings:  # the counts are at the beginning, the frames behind the first page
         os.truncate(ring, min(ring.stat().st_size, 4096 + (1 << 16)))
     return rings
@@ -326,7 +327,7 @@ def test_a_small_file_never_takes_much_memory(case: str, tmp_path: Path) -> None
 
 
 @pytest.mark.case("hostile: links and pipes in a native dump")
-@pytest.mark.parametrize("name", [*layout.TABLES, layout.PAYLOAD, layout.JOURNAL, layout.MANIFEST])
+@pytest.mark.parametrize("name", [*run_folder.TABLES, run_folder.PAYLOAD, run_folder.JOURNAL, run_folder.MANIFEST])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_only_plain_files_are_read(name: str, kind: str, tmp_path: Path) -> None:
     rank = native(tmp_path / "run")[0].parent
@@ -343,9 +344,9 @@ def test_only_plain_files_are_read(name: str, kind: str, tmp_path: Path) -> None
         values = [value for record in dump.calls() for value in record.values if value.payload is not None]
     except DumpError:
         return
-    if name == layout.PAYLOAD:
+    if name == run_folder.PAYLOAD:
         for value in values:
             with pytest.raises(DumpError):
                 dump.load(value)
     else:
-        assert name == layout.JOURNAL or dump.recovered == 0
+        assert name == run_folder.JOURNAL or dump.source.recovered == 0

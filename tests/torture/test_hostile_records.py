@@ -27,11 +27,11 @@ from ulpscope.compat.msprobe.comparing import read_input
 from ulpscope.compat.msprobe.precheck_files import DETAIL_COLUMNS, compare_details
 from ulpscope.compat.ptdbg_ascend.dumping import acl_root
 from ulpscope.model.errors import UlpscopeError
-from ulpscope.store.ledger import find_ledgers, read_ledger
+from ulpscope.store.ledger_file import find_ledgers, read_ledger
+from ulpscope.store.loss_curve import read_tracks, track_path
 from ulpscope.store.noise import OWN_FILE, read_rows
 from ulpscope.store.tensor_file import read_tensor
 from ulpscope.store.tensor_folder import read_folder
-from ulpscope.store.tracks import read_tracks, track_path
 
 PROMISE = "nobody gets in"
 

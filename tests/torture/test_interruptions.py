@@ -19,8 +19,8 @@ from torch import nn
 import ulpscope
 from integration.runs import LEVELS
 from integration.test_torch_untouched import assert_untouched, survey
-from ulpscope.store.layout import find_places
-from ulpscope.store.ledger import ledger_path, read_ledger
+from ulpscope.store.ledger_file import ledger_path, read_ledger
+from ulpscope.store.registry import find_folders
 
 PROMISE = "the run is not changed"
 case = pytest.mark.case
@@ -213,7 +213,7 @@ def test_a_handler_may_raise_while_dumps_are_opened_and_finished(
     capture.start(model)
     still_records(capture, model, tmp_path / "run", "mix")
     assert_untouched(untouched, survey(model))
-    dumps = [ulpscope.open_dump(place.folder) for place in find_places(tmp_path / "run")]
+    dumps = [ulpscope.open_dump(place.folder) for place in find_folders(tmp_path / "run")]
     assert {dump.ending for dump in dumps} == {"complete"}
     assert all(len(list(dump.calls())) == len(dump) for dump in dumps)
     assert not list((tmp_path / "run").glob(".*")), "a ring was left behind"

@@ -19,9 +19,8 @@ from ulpscope.cli.show import show
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Role, ToldStats
-from ulpscope.store.formats.hooks_reader import HooksDump
-from ulpscope.store.formats.msprobe_reader import MsprobeDump
-from ulpscope.store.reader import Dump, open_dump, open_run
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump, open_run
 
 # The first line of a real run: four elements, then max, min and mean.
 REAL = (
@@ -55,7 +54,7 @@ def names(dump: Dump) -> list[str]:
 def test_the_line_of_a_real_run_is_read(tmp_path: Path) -> None:
     (tmp_path / "cpu_module_op.pkl").write_text(REAL)
     dump = open_dump(tmp_path / "cpu_module_op.pkl")
-    assert isinstance(dump, HooksDump)
+    assert dump.source.format == "torch_npu.hooks"
     (value,) = dump.call("Functional.linear.0.forward").values
     assert (slot_text(value.slot), value.dtype, value.shape) == ("input.0", "torch.float32", (2, 2))
     assert value.extra == {"name": "0_Functional_linear_forward_input.0"}
@@ -223,7 +222,7 @@ def test_a_file_of_the_overflow_hook_has_a_stack_and_values_of_any_kind(tmp_path
         row("Functional_linear_forward_output", [math.inf, 1.0], dtype="float16"),
     ]
     dump = open_dump(handmade(tmp_path / "Overflow_info_20230601_120000.pkl", *rows))
-    assert isinstance(dump, HooksDump)
+    assert dump.source.format == "torch_npu.hooks"
     (call,) = dump.calls()
     assert [(item.type, item.scalar) for item in call.values] == [
         ("torch.Tensor", None),
@@ -332,7 +331,7 @@ def test_convert_keeps_names_numbers_and_elements(tmp_path: Path, form: str) -> 
     result = CliRunner().invoke(convert, [str(path), str(tmp_path / "out"), "--to", form])
     assert result.exit_code == 0, result.output
     before, (after,) = open_dump(path), open_run(tmp_path / "out")
-    assert type(after) is (MsprobeDump if form == "msprobe" else Dump)
+    assert after.source.format == form
     assert before.ids() == after.ids()
     for one, other in zip(before.calls(), after.calls(), strict=True):
         found = {item.slot: item for item in other.values}

@@ -21,10 +21,10 @@ from ulpscope.cli.convert import convert
 from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Phase, ToldStats
-from ulpscope.store.formats.msprobe_reader import MsprobeDump
+from ulpscope.store.convert import write_native
+from ulpscope.store.dump import Dump
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.formats.native_copy import write_native
-from ulpscope.store.reader import Dump, open_dump, open_run
+from ulpscope.store.registry import open_dump, open_run
 
 ARRAY = np.array([[1.5, -2.0], [0.0, 4.0]], dtype=np.float32)
 LEAF = {
@@ -278,7 +278,7 @@ def test_a_dump_of_msprobe_opens_from_every_level(tmp_path: Path, rank: str) -> 
     (folder / "dump_tensor_data").mkdir()
     for path in (tmp_path / "run", folder.parent, folder, folder / "dump.json", folder / "dump_tensor_data"):
         dump = open_dump(path)
-        assert isinstance(dump, MsprobeDump)
+        assert dump.source.format == "msprobe"
         assert (dump.manifest.step, dump.manifest.rank) == (2, 3 if rank == "rank3" else 0)
         assert [call_text(call) for call in dump.ids()] == ["Torch.add.0.forward"]
         assert (len(dump), dump.value_count, dump.ending) == (1, 1, "complete")
@@ -287,9 +287,12 @@ def test_a_dump_of_msprobe_opens_from_every_level(tmp_path: Path, rank: str) -> 
 def test_processes_without_a_rank_are_told_apart(tmp_path: Path) -> None:
     for name in ("proc100", "proc99"):
         handmade(tmp_path / "step0" / name, {})
+    found = [(dump.source.format, dump.folder.name) for dump in open_run(tmp_path)]
+    assert found == [("msprobe", "proc99"), ("msprobe", "proc100")]
     DumpBuilder(tmp_path, step=1).close()
-    found = [(type(dump), dump.folder.name) for dump in open_run(tmp_path)]
-    assert found == [(MsprobeDump, "proc99"), (MsprobeDump, "proc100"), (Dump, "rank0")]
+    assert [dump.source.format for dump in open_run(tmp_path)] == [
+        "native"
+    ]  # ours first, and no other tool's beside it
 
 
 def test_the_older_versions_are_read(tmp_path: Path) -> None:
@@ -476,7 +479,7 @@ def test_a_capture_with_tensors_is_the_same_there_and_back(tmp_path: Path) -> No
         result = runner.invoke(convert, [str(tmp_path / source), str(tmp_path / dest)])
         assert result.exit_code == 0, result.output
     legacy, back = open_run(tmp_path / "msprobe"), open_run(tmp_path / "back")
-    assert [type(dump) for dump in legacy + back] == [MsprobeDump, MsprobeDump, Dump, Dump]
+    assert [dump.source.format for dump in legacy + back] == ["msprobe", "msprobe", "native", "native"]
     for first, middle, second in zip(dumps, legacy, back, strict=True):
         before, after = table(first), table(second)
         assert before == after
@@ -501,7 +504,7 @@ def test_statistics_alone_keep_their_numbers_there_and_back(tmp_path: Path) -> N
     middle = open_dump(tmp_path / "msprobe")
     write_native(middle, tmp_path / "back" / "step0" / "rank0")
     second = open_dump(tmp_path / "back")
-    assert isinstance(middle, MsprobeDump)
+    assert middle.source.format == "msprobe"
     assert table(middle) == table(second)
     for call in second.calls():
         for value in call.values:

@@ -16,7 +16,7 @@ from builders import DumpBuilder
 from ulpscope.model.names import OPTIMIZER, call_text
 from ulpscope.store.formats.msprobe_writer import MsprobeFiles, write_msprobe
 from ulpscope.store.growing import GrowingJson
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import open_dump
 
 NAMES = ("dump.json", "debug.json", "stack.json", "construct.json")
 OPTIONS = {"level": "mix", "task": "statistics", "summary_mode": "statistics"}
@@ -62,7 +62,7 @@ def test_files_that_grew_are_those_that_are_written_at_once(
 
     def on_dump(folder: Path, finished: bool) -> None:
         if not files:
-            files.append(MsprobeFiles(Dump(folder), tmp_path / "grown", **options))
+            files.append(MsprobeFiles(open_dump(folder), tmp_path / "grown", **options))
             files[0].write()
         else:
             assert files[0].add()
@@ -73,11 +73,11 @@ def test_files_that_grew_are_those_that_are_written_at_once(
             for name in NAMES
             if (tmp_path / "grown" / name).exists()
         }
-        calls = [call for call in Dump(folder).ids() if call.kind != OPTIMIZER]
+        calls = [call for call in open_dump(folder).ids() if call.kind != OPTIMIZER]
         entries = [*content["dump.json"]["data"], *content["debug.json"]["data"]]
         assert sorted(entries) == sorted(map(call_text, calls))
         named = {name: frames for names, frames in content["stack.json"].values() for name in names}
-        native = Dump(folder)
+        native = open_dump(folder)
         assert {name: len(named[name]) for name in named} == {
             native.name_of(call): len(native.stack(call)) for call in native.calls() if native.name_of(call) in named
         }
@@ -102,7 +102,7 @@ def grown(tmp_path: Path) -> tuple[DumpBuilder, MsprobeFiles, Callable[[], None]
         builder.writer.flush(builder.manifest)
 
     more()
-    files = MsprobeFiles(Dump(builder.folder), tmp_path / "out", **OPTIONS)
+    files = MsprobeFiles(open_dump(builder.folder), tmp_path / "out", **OPTIONS)
     files.write()
     return builder, files, more
 
@@ -121,7 +121,7 @@ def test_what_was_moved_away_is_left_alone_and_written_anew(tmp_path: Path) -> N
     kept = files_of(tmp_path / "kept")
     more()
     assert not files.add()
-    files = MsprobeFiles(Dump(builder.folder), tmp_path / "out", **OPTIONS)
+    files = MsprobeFiles(open_dump(builder.folder), tmp_path / "out", **OPTIONS)
     files.write(replace=True)
     assert len(entries(tmp_path / "out")) == 5 and files_of(tmp_path / "kept") == kept
     builder.close()
@@ -185,7 +185,7 @@ def test_a_call_that_ends_late_takes_its_place_and_the_files_are_there_all_the_t
     more()
     before = files_of(tmp_path / "out")
     assert not files.add() and files_of(tmp_path / "out") == before
-    files = MsprobeFiles(Dump(builder.folder), tmp_path / "out", **OPTIONS)
+    files = MsprobeFiles(open_dump(builder.folder), tmp_path / "out", **OPTIONS)
     files.write(replace=True)
     assert entries(tmp_path / "out") == [f"Torch.add.{number}.forward" for number in range(3)]
     assert sorted(files_of(tmp_path / "out")) == ["construct.json", "dump.json", "stack.json"]

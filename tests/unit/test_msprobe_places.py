@@ -11,7 +11,7 @@ import pytest
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import slot_text
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 
 def leaf(maximum: float, *, needs: bool = True, shape: tuple[int, ...] = (2,), **more: Any) -> dict[str, Any]:

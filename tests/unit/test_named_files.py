@@ -20,7 +20,7 @@ from ulpscope.compat.msprobe.command import main as msprobe
 from ulpscope.compat.torch_npu_hooks.tools import compare as hooks
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import call_text
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 NAME = "Torch.mul.0.forward"
 

@@ -188,7 +188,7 @@ def check_against_definition(module: ModuleType, tensor: torch.Tensor) -> None:
     assert row["crc"] == zlib.crc32(logical_bytes(tensor))
     kind = 8 if tensor.dtype in SIGNED else 16 if tensor.dtype in UNSIGNED else 0
     assert row["kind"] == EVERYTHING | kind
-    assert (row["payload_offset"], row["payload_nbytes"], row["sketch_offset"], row["reserved"]) == (11, 22, 33, 0)
+    assert (row["payload_offset"], row["payload_nbytes"], row["sketch_offset"], row["known"]) == (11, 22, 33, 0)
     if not kind:
         expected = [finite.max(), finite.min()] if len(finite) else [0.0, 0.0]
         # The modulus of complex64 is taken without hypot's scaling: the last bit may differ.

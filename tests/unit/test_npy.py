@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ulpscope.model.dtypes import DTYPES, bits_from, values_from
 from ulpscope.model.errors import DumpError
-from ulpscope.store.formats.npy import as_bfloat16, narrowed, read_npy, write_npy
+from ulpscope.store.files.npy import as_bfloat16, narrowed, read_npy, write_npy
 
 NUMPY_TYPES = [name for name, dtype in DTYPES.items() if dtype.exact is not None]
 

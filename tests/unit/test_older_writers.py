@@ -16,10 +16,11 @@ from ulpscope.cli.convert import convert
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Phase, Value
+from ulpscope.native.schema import NONE32
+from ulpscope.store.dump import Dump
 from ulpscope.store.formats.hooks_writer import export_arrays, write_hooks
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
-from ulpscope.store.reader import Dump, open_dump
-from ulpscope.store.tables import NONE32
+from ulpscope.store.registry import open_dump
 
 ARRAY = np.array([[1.5, -2.0], [0.0, 4.0]], dtype=np.float32)
 LONG = np.arange(16, dtype=np.float32)

@@ -17,7 +17,7 @@ import torch
 
 from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.errors import DumpError
-from ulpscope.store.formats.pt import read_pt, write_pt
+from ulpscope.store.files.pt import read_pt, write_pt
 
 SHAPES = ((), (0,), (3, 5), (2, 0, 3), (300,))
 STORAGE = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
@@ -97,7 +97,7 @@ def test_a_stride_is_kept_and_the_same_tensor_is_the_same_file(tmp_path: Path) -
 def test_files_of_every_size_are_whole_zips(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, large: int
 ) -> None:
-    monkeypatch.setattr("ulpscope.store.formats.pt._LARGE", large)  # from here on zipfile writes them
+    monkeypatch.setattr("ulpscope.store.files.pt._LARGE", large)  # from here on zipfile writes them
     raw = raw_bytes("uint8", size)
     write_pt(tmp_path / "x.pt", raw, DTYPES["uint8"], (size,))
     assert bytes(torch.load(tmp_path / "x.pt", weights_only=True).untyped_storage()) == raw

@@ -23,11 +23,9 @@ from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Phase, ToldStats
-from ulpscope.store.formats.msprobe_reader import MsprobeDump
-from ulpscope.store.formats.npy import write_npy
-from ulpscope.store.formats.ptdbg_reader import PtdbgDump
-from ulpscope.store.layout import find_places
-from ulpscope.store.reader import Dump, open_dump, open_run
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.npy import write_npy
+from ulpscope.store.registry import find_folders, open_dump, open_run
 
 # Lines of a real run of version 3.0.
 REAL = """\
@@ -69,7 +67,7 @@ def test_the_lines_of_a_real_run_are_read(tmp_path: Path) -> None:
     (tmp_path / "rank0").mkdir()
     (tmp_path / "rank0" / "api_stack_dump.pkl").write_text(REAL)
     dump = open_dump(tmp_path)
-    assert isinstance(dump, PtdbgDump)
+    assert dump.source.format == "ptdbg_ascend"
     assert names(dump) == ["Functional.conv2d.0.forward", "Tensor.sum.0.forward"]
     assert (len(dump), dump.value_count, dump.ending, dump.manifest.config["mode"]) == (2, 4, "complete", "api_stack")
     conv, total = dump.calls()
@@ -190,7 +188,7 @@ def test_the_parts_of_a_call_may_lie_apart(tmp_path: Path) -> None:
 def test_a_dump_of_stacks_alone_has_calls_without_values(tmp_path: Path) -> None:
     rows = [[f"Torch_f_{at}_forward_stack_info", [["net.py", "7", "forward", "f(x)"]]] for at in range(2)]
     dump = open_dump(handmade(tmp_path, *rows, name="stack_dump"))
-    assert isinstance(dump, PtdbgDump)
+    assert dump.source.format == "ptdbg_ascend"
     assert (names(dump), dump.value_count) == (["Torch.f.0.forward", "Torch.f.1.forward"], 0)
 
 
@@ -290,10 +288,10 @@ def test_a_dump_opens_from_every_level_of_every_layout(tmp_path: Path, place: st
     levels += [folder for folder in path.parents if folder == tmp_path or tmp_path in folder.parents]
     for level in levels:
         dump = open_dump(level)
-        assert isinstance(dump, PtdbgDump), level
+        assert dump.source.format == "ptdbg_ascend", level
         assert (dump.manifest.step, dump.manifest.rank, dump.folder) == (step, rank, path)
     assert len(open_run(tmp_path)) == 1
-    assert find_places(tmp_path) == []  # a capture never replaces it
+    assert find_folders(tmp_path) == []  # a capture never replaces it
     for file in (array, path.parent / "compare_data.py"):
         with pytest.raises(DumpError, match=f"{file.name} is no dump"):
             open_dump(file)
@@ -510,7 +508,7 @@ def test_convert_keeps_names_numbers_stacks_and_elements(tmp_path: Path, form: s
     result = CliRunner().invoke(convert, [str(run), str(tmp_path / "out"), *options])
     assert result.exit_code == 0, result.output
     before, after = open_run(run), open_run(tmp_path / "out")
-    assert [type(dump) for dump in after] == [MsprobeDump if form == "msprobe" else Dump] * 2
+    assert [dump.source.format for dump in after] == [form or "native"] * 2
     assert [dump.manifest.rank for dump in after] == [0, 1]
     for left, right in zip(before, after, strict=True):
         assert left.ids() == right.ids()

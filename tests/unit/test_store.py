@@ -18,8 +18,10 @@ from builders import DumpBuilder, manifest
 from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.model.names import call_text
 from ulpscope.model.records import CallId, Phase, Role
-from ulpscope.store import layout
-from ulpscope.store.reader import Dump, open_dump, open_run
+from ulpscope.native.schema import FORMAT_VERSION
+from ulpscope.store import run_folder
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump, open_run
 from ulpscope.store.ring import Ring, left_in
 from ulpscope.store.writer import DumpWriter
 
@@ -53,7 +55,7 @@ def test_a_call_is_read_back_with_its_values_statistics_and_bits(tmp_path: Path)
 
 def test_a_dump_opens_from_the_run_the_step_the_rank_and_a_file_in_it(tmp_path: Path) -> None:
     folder = built(tmp_path / "run").close()
-    for path in (tmp_path / "run", folder.parent, folder, folder / layout.CALLS):
+    for path in (tmp_path / "run", folder.parent, folder, folder / run_folder.CALLS):
         assert len(open_dump(path)) == 3
 
 
@@ -79,7 +81,7 @@ def test_what_a_killed_process_left_in_its_rings_is_read(tmp_path: Path) -> None
     assert "the last finished call is Torch.add.39.forward" in dump.ending
 
 
-@pytest.mark.parametrize("table", layout.TABLES)
+@pytest.mark.parametrize("table", run_folder.TABLES)
 def test_a_cut_table_gives_one_clear_error_or_the_calls_before_the_cut(tmp_path: Path, table: str) -> None:
     folder = built(tmp_path, calls=20).close()
     whole = (folder / table).read_bytes()
@@ -108,10 +110,10 @@ def test_a_frame_longer_than_the_ring_passes_through_it(tmp_path: Path, monkeypa
 
 def test_an_earlier_dump_is_never_written_into(tmp_path: Path) -> None:
     folder = built(tmp_path).close()
-    before = (folder / layout.CALLS).read_bytes()
+    before = (folder / run_folder.CALLS).read_bytes()
     with pytest.raises(CaptureError, match="never mixed"):
         DumpWriter().open(folder, manifest())
-    assert (folder / layout.CALLS).read_bytes() == before
+    assert (folder / run_folder.CALLS).read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -157,16 +159,16 @@ def test_a_writer_that_fails_says_so_once_and_keeps_what_it_has(tmp_path: Path) 
 def test_a_symbolic_link_in_a_dump_is_refused(tmp_path: Path) -> None:
     folder = built(tmp_path).close()
     secret = tmp_path / "secret"
-    (folder / layout.STRINGS).rename(secret)
-    (folder / layout.STRINGS).symlink_to(secret)
+    (folder / run_folder.STRINGS).rename(secret)
+    (folder / run_folder.STRINGS).symlink_to(secret)
     with pytest.raises(DumpError, match="symbolic link"):
         open_dump(folder)
 
 
 def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     folder = built(tmp_path).close()
-    content = json.loads((folder / layout.MANIFEST).read_text())
-    (folder / layout.MANIFEST).write_text(json.dumps({**content, "format": 99}))
+    content = json.loads((folder / run_folder.MANIFEST).read_text())
+    (folder / run_folder.MANIFEST).write_text(json.dumps({**content, "format": 99}))
     with pytest.raises(DumpError, match="has format 99, this ulpscope reads up to 2; upgrade"):
         open_dump(folder)
 
@@ -174,8 +176,8 @@ def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [5, None, [], "x" * 1000])
 def test_a_config_that_is_no_object_is_refused(tmp_path: Path, config: Any) -> None:
     folder = built(tmp_path).close()
-    content = json.loads((folder / layout.MANIFEST).read_text())
-    (folder / layout.MANIFEST).write_text(json.dumps({**content, "config": config}))
+    content = json.loads((folder / run_folder.MANIFEST).read_text())
+    (folder / run_folder.MANIFEST).write_text(json.dumps({**content, "config": config}))
     with pytest.raises(DumpError, match=r"its config is .{1,40}, not an object"):
         open_dump(folder)
 
@@ -183,8 +185,8 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, config: Any) -> N
 @pytest.mark.parametrize("stretches", [5, None, [], {"training": "1"}])
 def test_stretches_that_are_no_counts_are_refused(tmp_path: Path, stretches: Any) -> None:
     folder = built(tmp_path).close()
-    content = json.loads((folder / layout.MANIFEST).read_text())
-    (folder / layout.MANIFEST).write_text(json.dumps({**content, "stretches": stretches}))
+    content = json.loads((folder / run_folder.MANIFEST).read_text())
+    (folder / run_folder.MANIFEST).write_text(json.dumps({**content, "stretches": stretches}))
     with pytest.raises(DumpError, match=r"its stretches are .{1,40}, not counts"):
         open_dump(folder)
 
@@ -199,7 +201,7 @@ def test_a_wrong_name_brings_the_nearest(tmp_path: Path) -> None:
 
 def test_elements_that_were_not_stored_are_not_invented(tmp_path: Path) -> None:
     folder = built(tmp_path).close()
-    (folder / layout.PAYLOAD).write_bytes(b"")
+    (folder / run_folder.PAYLOAD).write_bytes(b"")
     dump = open_dump(folder)
     with pytest.raises(DumpError, match="the file is cut"):
         dump.load(dump.call("Torch.add.0.forward").values[0])
@@ -235,10 +237,10 @@ def test_a_dump_is_followed_as_it_grows_and_is_then_as_if_opened_anew(tmp_path: 
             builder.call("Functional", "f", stretch * 3000 + index, values=values, **parent)
         builder.writer.flush({**builder.manifest, "notes": [f"stretch {stretch}"]})
         if dump is None:
-            dump = Dump(builder.folder)
+            dump = open_dump(builder.folder)
         else:
             assert dump.follow()
-        anew = Dump(builder.folder)
+        anew = open_dump(builder.folder)
         assert dump.manifest == anew.manifest and dump.ids() == anew.ids() and len(dump) == 3000 * (stretch + 1)
         assert list(dump.calls()) == list(anew.calls())
         last = dump.nth(-1)
@@ -256,13 +258,13 @@ def test_a_dump_is_not_followed_where_a_call_ended_that_had_begun_before_others(
     builder.seq = 2
     builder.call("Functional", "third")
     builder.writer.flush(builder.manifest)
-    dump = Dump(builder.folder)
+    dump = open_dump(builder.folder)
     assert dump.follow() and len(dump) == 2
     builder.seq = 1
     builder.call("Functional", "second")
     builder.writer.flush(builder.manifest)
     assert not dump.follow()
-    assert [call.name for call in Dump(builder.folder).ids()] == ["first", "second", "third"]
+    assert [call.name for call in open_dump(builder.folder).ids()] == ["first", "second", "third"]
     builder.close()
 
 
@@ -271,14 +273,14 @@ def test_a_dump_is_not_followed_while_a_device_has_not_answered(tmp_path: Path) 
     builder.writer.reserve_measure()
     builder.call("Functional", "first")
     builder.writer.flush(builder.manifest)
-    assert not Dump(builder.folder).follow()
+    assert not open_dump(builder.folder).follow()
     builder.close()
 
 
 def test_the_page_of_the_format_is_about_the_version_that_is_written() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "dump-format.md").read_text()
-    assert page.startswith(f"# Dump format, version {layout.FORMAT_VERSION}\n")
+    assert page.startswith(f"# Dump format, version {FORMAT_VERSION}\n")
     history = page.partition("## History")[2]
     assert [int(version) for version in re.findall(r"^(\d+): ", history, re.MULTILINE)] == [
-        *range(1, layout.FORMAT_VERSION + 1)
+        *range(1, FORMAT_VERSION + 1)
     ]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ulpscope.model.dtypes import DTYPES
-from ulpscope.store.formats.pt import write_pt
-from ulpscope.store.formats.stored_zip import Member, _usual, bytes_of, members_of
+from ulpscope.store.files.pt import write_pt
+from ulpscope.store.files.stored_zip import Member, _usual, bytes_of, members_of
 
 
 def by_zipfile(raw: bytes) -> dict[str, Member]:

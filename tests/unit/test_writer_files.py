@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ulpscope.model.errors import CaptureError
-from ulpscope.store import layout
+from ulpscope.store import run_folder
 from ulpscope.store.ring import Ring
 from ulpscope.store.writer import DumpWriter
 
@@ -25,7 +25,7 @@ def test_the_files_of_a_dump_are_made_right_after_it_was_opened(tmp_path: Path) 
         folder = tmp_path / f"step{step}" / "rank0"
         writer.open(folder, {"state": "open"})
         began = time.perf_counter()
-        while not (folder / layout.TABLES[-1]).exists() and time.perf_counter() - began < 1:
+        while not (folder / run_folder.TABLES[-1]).exists() and time.perf_counter() - began < 1:
             time.sleep(0.001)
         waited.append(time.perf_counter() - began)
         writer.close({"state": "complete"})
@@ -42,7 +42,7 @@ def test_a_folder_that_is_moved_at_once_gets_its_files_all_the_same(tmp_path: Pa
         writer.add_string('"kept"')
         writer.close({"state": "complete"})
         folder = tmp_path / f"moved{step}" / f"step{step}" / "rank0"
-        assert (folder / layout.TABLES[0]).read_text() == '"kept"\n', (step, os.listdir(folder))
+        assert (folder / run_folder.TABLES[0]).read_text() == '"kept"\n', (step, os.listdir(folder))
         assert writer.failure is not None  # the manifest could not be finished where it was
         writer.shutdown()
 

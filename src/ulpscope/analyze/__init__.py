@@ -1,1 +1,1 @@
-"""Comparisons into findings: where a difference begins, who brought it in, how it went from rank to rank. Only reads."""
+"""Ledgers of one run, or of two, into verdicts. Only reads."""

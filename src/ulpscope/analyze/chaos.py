@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ulpscope.store.tracks import Point, Track
+from ulpscope.store.loss_curve import Point, Track
 
 FEWEST = 3
 _BEYOND = 3.0

@@ -7,19 +7,22 @@ two runs were told is compared: arguments, weights, inputs, calls that only one 
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
-from ulpscope.analyze.limits import LOW, ONE_BY_ONE, STEPWISE, UNITS, Limit, limit
+from ulpscope.analyze.habits import Habits
+from ulpscope.analyze.limits import LOW, UNITS, Limit, limit
+from ulpscope.analyze.purposes import purposes
 from ulpscope.analyze.told import Key, keyed, told_differently
-from ulpscope.store.ledger import Exchange, Measure, Row
+from ulpscope.analyze.verdicts import REPLAY, STATISTICS, Finding, Judgement, Seen, Verdict
+from ulpscope.model.operators import Trait, traits
+from ulpscope.store.ledger_file import Exchange, Measure, Row
+
+__all__ = ["REPLAY", "STATISTICS", "Finding", "Judgement", "Seen", "Verdict", "judge", "same_place"]
 
 # Moved values are equal: what is left is the rounding of the sketches themselves, which are sums in float64.
 _MOVED = 1e-4
-_SURE = 4.0  # so many limits above are not a matter of where the limit is
 _STANDARD_ERRORS = 6.0
 _LEANS = 0.05
 _FEW = 4  # with fewer calls of a kind, there is no usual one
@@ -27,77 +30,6 @@ _SMALL = 0.05
 _NOTABLE = 0.45
 _OUTLIER = 1.5
 _MANY = 256
-REPLAY, STATISTICS = "replay", "statistics"  # what a judgement rests on
-
-
-class Verdict(enum.Enum):
-    """What one call did."""
-
-    IDENTICAL = "identical"
-    WITHIN = "within rounding"
-    INTRODUCED = "introduced"
-    TOLD = "told differently"
-    INHERITED = "inherited"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Two runs of a call from outside: relative errors of what went in and came out, and what is believable; None: unknown.
-
-    `by` is what tells them: elements, sketch, statistics or checksum."""
-
-    by: str
-    input_error: float | None
-    output_error: float | None
-    expected: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A call that is not explained by rounding. `excess` is how many times it is above its limit.
-
-    A replayed call has a measure, one that was only compared has what was seen of it."""
-
-    row: Row
-    verdict: Verdict
-    why: str
-    excess: float
-    measure: Measure | None = None
-    limit: Limit | None = None
-    seen: Seen | None = None
-
-    @property
-    def sure(self) -> bool:
-        return self.excess >= _SURE
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """All findings in the order of execution, the one to look at, and how many rows got which verdict.
-
-    `doubt` is what can be said where no call is named and "nothing is wrong" would be too much; `unseen` what ran and was not
-    seen, with how often; `before` how many calls were made before the first forward of a model, which are not judged."""
-
-    first: Finding | None
-    findings: tuple[Finding, ...]
-    counts: dict[str, int] = field(default_factory=dict)
-    unknown: dict[str, int] = field(default_factory=dict)
-    compared: bool = False
-    by: str = REPLAY
-    doubt: str = ""
-    unseen: dict[str, int] = field(default_factory=dict)
-    before: int = 0
-
-    @property
-    def answer(self) -> str:
-        """What is to be said where no call is named."""
-        if self.doubt:
-            return self.doubt
-        judged = sum(self.counts.values()) - self.counts.get(Verdict.UNKNOWN.value, 0)
-        if self.by != REPLAY or not self.counts.get(Verdict.UNKNOWN.value):
-            return "nothing is wrong: rounding explains every call"
-        return f"nothing is wrong in what was judged: rounding explains {judged} of {sum(self.counts.values())} calls"
 
 
 def judge(target: Sequence[Row], reference: Sequence[Row] | None = None) -> Judgement:
@@ -117,10 +49,16 @@ def judge(target: Sequence[Row], reference: Sequence[Row] | None = None) -> Judg
     peers = _Peers(
         (row, measure, same_place(partners.get(key), measure)) for key, row in keys.items() for measure in row.measures
     )
+    made = purposes(target, partners, keys)
+    habits = Habits(target, _ratios)
+    remarks: list[Finding] = []
     for key, row in keys.items():
         finding = _weigh(row, partners.get(key), peers)
+        if finding is None:
+            finding = made.get(id(row))
         if finding is not None:
-            findings.append(finding)
+            finding = habits.explain(finding)
+            (remarks if finding.is_remark else findings).append(finding)
             counts[finding.verdict.value] += 1
         elif row.unknown is not None:
             counts[Verdict.UNKNOWN.value] += 1
@@ -128,7 +66,14 @@ def judge(target: Sequence[Row], reference: Sequence[Row] | None = None) -> Judg
         else:
             counts[_quiet(row, partners.get(key)).value] += 1
     findings.sort(key=lambda finding: (*_order(finding.row), finding.verdict is not Verdict.TOLD))
-    return Judgement(_first(findings), tuple(findings), dict(counts), dict(unknown), compared=reference is not None)
+    return Judgement(
+        _first(findings),
+        tuple(findings),
+        dict(counts),
+        dict(unknown),
+        compared=reference is not None,
+        remarks=tuple(remarks),
+    )
 
 
 def _first(findings: Sequence[Finding]) -> Finding | None:
@@ -216,39 +161,27 @@ def _weigh_measure(row: Row, measure: Measure, other: Measure | None, peers: _Pe
             return None
         why = f"{measure.wrong} of {math.prod(measure.shape)} elements differ, and this operation must not change any"
         return Finding(row, Verdict.INTRODUCED, why, math.inf, measure)
-    if measure.overflowed and not (other is not None and other.overflowed):
-        why = f"{measure.overflowed} values are beyond what {measure.dtype} can hold"
-        return Finding(row, Verdict.INTRODUCED, why, 1.5, measure)
-    made = _made(row, measure)
-    if made and not (other is not None and _made(row, other)):
-        return Finding(row, Verdict.INTRODUCED, made, math.inf, measure)
     bound = _bound(row, measure, other)
-    unit = f"units of {measure.dtype} rounding"
-    ratios = [
-        (measure.rms / bound.rms, f"error {measure.rms:.2g} {unit}, expected at most {bound.rms:.2g}"),
-        (measure.worst / bound.worst, f"one element is off by {measure.worst:.2g} {unit}"),
-        _bias(measure, bound, other),
-        _misrounded(row, measure, other),
-    ]
-    excess, why = max(ratios)
+    excess, why = max(_ratios(row, measure, bound, other))
     if excess <= 1:
         excess, why = _unlike_its_peers(row, measure, other, peers)
+    if excess > 1 and bound.assumed:
+        why += f"; limit assumed: {row.name} was not measured"
     return Finding(row, Verdict.INTRODUCED, why, excess, measure, bound) if excess > 1 else None
 
 
-def _made(row: Row, measure: Measure) -> str:
-    """What a call made of numbers that is none, where the higher precision makes it too: the producer, if not at fault.
-
-    A forward may make Inf on purpose, as logarithms of masks do; gradients and updates may not.
-    """
-    again = row.kind != STATISTICS
-    if measure.undefined:
-        why = ": in float64 too, its inputs are beyond its domain" if again else ""
-        return f"{measure.undefined} values are NaN, made from numbers{why}"
-    if measure.infinite and (row.phase != "forward" or not again):
-        why = ": in float64 too, its inputs have a pole" if again else ""
-        return f"{measure.infinite} values are infinite, made from numbers{why}"
-    return ""
+def _ratios(
+    row: Row, measure: Measure, bound: Limit | None = None, other: Measure | None = None
+) -> list[tuple[float, str]]:
+    """How many times the limit each kind of error is, and what to say of it; always in the same order."""
+    bound = bound or _bound(row, measure, other)
+    unit = f"units of {measure.dtype} rounding"
+    return [
+        (measure.rms / bound.rms, f"error {measure.rms:.2g} {unit}, expected at most {bound.rms:.2g}"),
+        (measure.worst / bound.worst, f"one element is off by {measure.worst:.2g} {unit}"),
+        _bias(measure, bound, other),
+        _misrounded(row, measure, bound, other),
+    ]
 
 
 def _bound(row: Row, measure: Measure, other: Measure | None) -> Limit:
@@ -261,6 +194,8 @@ def _bound(row: Row, measure: Measure, other: Measure | None) -> Limit:
         max(bound.rms, 3 * other.rms),
         max(bound.worst, 3 * other.worst),
         max(_LEANS if measure.dtype in LOW else bound.bias, 2 * bias),
+        bound.misrounded,
+        bound.assumed,
     )
 
 
@@ -268,7 +203,7 @@ def _unlike_its_peers(row: Row, measure: Measure, other: Measure | None, peers: 
     """Partial sums rounded in low precision: below what theory allows, but this run's other calls do not do it."""
     if measure.dtype not in LOW or row.kind != "contraction" or measure.rms < _NOTABLE:
         return 0.0, ""
-    if math.prod(measure.shape) < _MANY or row.name in ONE_BY_ONE:
+    if math.prod(measure.shape) < _MANY or Trait.ONE_BY_ONE in traits(row.name):
         return 0.0, ""  # the error of a few elements is a matter of chance, that of a running sum one of its length
     if row.name.startswith("convolution") and not _comparable(other):
         return 0.0, ""  # another size of the kernel is another algorithm
@@ -281,13 +216,12 @@ def _unlike_its_peers(row: Row, measure: Measure, other: Measure | None, peers: 
     return mine / (_OUTLIER * max(usual, 1.0 if _comparable(other) else _NOTABLE)), why
 
 
-def _misrounded(row: Row, measure: Measure, other: Measure | None) -> tuple[float, str]:
+def _misrounded(row: Row, measure: Measure, bound: Limit, other: Measure | None) -> tuple[float, str]:
     """A map in low precision is computed in a higher one and rounded once: all but a few results are the nearest number."""
     count = math.prod(measure.shape)
     if measure.dtype not in LOW or count < _MANY:
         return 0.0, ""
-    theory = 0.5 if row.name in STEPWISE else 0.2
-    allowed = theory if other is None else max(0.02, 3 * other.misrounded)
+    allowed = bound.misrounded if other is None else max(0.02, 3 * other.misrounded)
     allowed += 4 * math.sqrt(allowed / count)
     why = f"{measure.misrounded:.0%} of the results are not the nearest {measure.dtype}, expected at most {allowed:.0%}"
     return measure.misrounded / allowed, why

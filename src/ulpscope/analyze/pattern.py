@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ulpscope.analyze.limits import UNITS
-from ulpscope.store.ledger import Measure
+from ulpscope.store.ledger_file import Measure
 
 _ALL = 0.9
 _FEW = 0.01

@@ -11,23 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ulpscope.analyze.exchange import KIND
+from ulpscope.findings.exchange import KIND
 from ulpscope.model.errors import DumpError
+from ulpscope.model.operators import ROLES_OF_COLLECTIVES
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
-# Exchanges after which all members hold the same.
-_SHARING = frozenset(
-    {
-        "all_reduce",
-        "all_reduce_coalesced",
-        "broadcast",
-        "all_gather",
-        "all_gather_into_tensor",
-        "_all_gather_base",
-        "all_gather_coalesced",
-    }
-)
+_SHARING = frozenset(name for name, roles in ROLES_OF_COLLECTIVES.items() if roles.shares)
 Groups = tuple[tuple[int, ...], ...]
 Key = tuple[Hashable, ...]
 

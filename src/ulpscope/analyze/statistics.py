@@ -11,33 +11,31 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ulpscope.analyze import findings as seen
-from ulpscope.analyze.findings import Divergence, Status
 from ulpscope.analyze.ledger import STATISTICS, Finding, Judgement, Seen, Verdict, judge
-from ulpscope.analyze.ranks import Origin
 from ulpscope.compare.comparison import Comparison, Evidence
+from ulpscope.findings import model as seen
+from ulpscope.findings.model import Divergence, Status
+from ulpscope.findings.ranks import Origin
 from ulpscope.model.names import OPTIMIZER, call_text
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Value
-from ulpscope.store.ledger import Measure, Row
-from ulpscope.store.places import op_of, place_of
-from ulpscope.store.reader import Dump
+from ulpscope.store.call_site import op_of, place_of
+from ulpscope.store.dump import Dump
+from ulpscope.store.ledger_file import Measure, Row
 
 _VERDICTS = {
     Status.IDENTICAL: Verdict.IDENTICAL,
     Status.ROUNDING: Verdict.WITHIN,
     Status.INTRODUCED: Verdict.INTRODUCED,
     Status.SOURCE: Verdict.TOLD,
-    Status.DTYPE: Verdict.TOLD,
+    Status.LOST: Verdict.INTRODUCED,
+    Status.ELSEWHERE: Verdict.WITHIN,
     Status.INHERITED: Verdict.INHERITED,
     Status.UNMATCHED: Verdict.UNKNOWN,
     Status.UNSURE: Verdict.UNKNOWN,
     Status.UNKNOWN: Verdict.UNKNOWN,
 }
 _BEST = {evidence: place for place, evidence in enumerate(Evidence)}
-# Infinite at some numbers by their nature: that a forward has such an element is no finding.
-_POLES = frozenset(
-    {"log", "log2", "log10", "log1p", "div", "truediv", "rtruediv", "true_divide", "reciprocal", "rsqrt"}
-)
 _JUDGED = (Phase.FORWARD, Phase.BACKWARD)
 _NOTHING_AGAIN = "statistics only: it cannot be run again"
 _DOUBT = (
@@ -130,8 +128,7 @@ def _rows(dump: Dump) -> Iterator[Row]:
         made = [_measure(place, value) for place, value in enumerate(outs) if _is_wild(value)]
         if given or made:
             wild.add(forward)
-        name = call.id.name.partition(".")[0].strip("_")
-        if call.id.phase is Phase.FORWARD and name in _POLES:
+        if call.id.phase is Phase.FORWARD and Trait.POLE in traits(call.id.name):
             made = [measure for measure in made if measure.undefined]
         if given or not made:
             yield call_row(dump, call, unknown=_NOTHING_AGAIN)

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ulpscope.analyze.limits import UNITS
-from ulpscope.store.ledger import Leaf, Row
+from ulpscope.model.operators import Trait, traits
+from ulpscope.store.ledger_file import Leaf, Row
 
 Key = tuple[int, int, str, str, str, int]
 Told = tuple[Row, str, float]
-_CAST_APIS = ("Tensor.to.", "Tensor.float.", "Tensor.type.", "Tensor.half.", "Tensor.bfloat16.", "Tensor.type_as.")
 _SETS = 1e9  # nothing about it is a matter of degree
 
 
@@ -92,7 +92,7 @@ def _calls_apart(reference: Sequence[Row], target: Sequence[Row], mixed: bool) -
     def counted(rows: Sequence[Row]) -> dict[tuple[int, int, str, str], int]:
         names: defaultdict[tuple[int, int, str, str], set[str]] = defaultdict(set)
         for row in rows:
-            copied = _only_copies(row) or (mixed and row.api.startswith(_CAST_APIS))
+            copied = _only_copies(row) or (mixed and Trait.CASTS in traits(row.api))
             if row.phase == "forward" and row.api and not copied:
                 names[row.rank, row.step, row.module, _api(row)].add(row.api)
         return {key: len(found) for key, found in names.items()}

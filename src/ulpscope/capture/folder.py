@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.model.errors import CaptureError, cannot
-from ulpscope.store import layout
+from ulpscope.store import registry, run_folder
 
 RUN_VARIABLE = "ULPSCOPE_RUN"  # the same in all processes of one run
 
@@ -60,10 +60,10 @@ def make_folder(path: Path) -> None:
         raise cannot(f"write into {path}", error) from error
 
 
-def _existing(run: Path) -> Iterator[layout.Place]:
+def _existing(run: Path) -> Iterator[run_folder.DumpLocation]:
     try:
         if run.is_dir():
-            yield from layout.find_places(run)
+            yield from registry.find_folders(run)
     except OSError as error:
         if is_meant_for_the_program(error):
             raise
@@ -72,7 +72,7 @@ def _existing(run: Path) -> Iterator[layout.Place]:
 
 def token_of(folder: Path) -> str | None:
     try:
-        found = json.loads((folder / layout.MANIFEST).read_text(encoding="utf-8"))
+        found = json.loads((folder / run_folder.MANIFEST).read_text(encoding="utf-8"))
         return found.get("run") if isinstance(found, dict) else None
     except (OSError, ValueError, RecursionError) as error:
         if is_meant_for_the_program(error):

@@ -13,11 +13,11 @@ from typing import Any
 
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.stacks import Stacks
-from ulpscope.frameworks.base import Forward, Measurer, OpenCall, Shared, ThreadState
+from ulpscope.frameworks.base import Forward, Measurer, OpenCall, PathOfCode, Shared, ThreadState
 from ulpscope.frameworks.threads import Threads
 from ulpscope.model.background import is_own
 from ulpscope.model.records import PathStep, Phase, Role
-from ulpscope.store.tables import NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, VALUE_FIELDS
+from ulpscope.native.schema import CALL, NONE32, NONE64, PHASE_NUMBER, PHASES, RAISED, RECOMPUTED, ROLES, VALUE
 from ulpscope.store.writer import DumpWriter
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Recorder(Threads):
             stacks=self._stacks,
             selection=self._selection,
             frames=self._writer.frames,
-            roles=tuple(Role),
+            roles=ROLES,
             role_bits=sum(self._selection.wants_role(role) << place for place, role in enumerate(Role)),
             phases=PHASES,
             in_backward=self._in_backward,
@@ -69,6 +69,7 @@ class Recorder(Threads):
             all_free=self._selection.is_free,
             forward=self._selection.forward,
             backward_wanted=self._selection.backward,
+            follows_backward=self._selection.follows_backward,
         )
         for name in ("state", "enter", "leave", "open_call", "open_backward", "show", "close_call"):
             setattr(self, name, getattr(fast, name))
@@ -109,7 +110,8 @@ class Recorder(Threads):
         modules = state.modules
         above, stop = -1, None
         if modules:
-            call.module = modules[-1][0]
+            path = modules[-1][0]
+            call.module = path.inside(frame) if isinstance(path, PathOfCode) else path
             stop, above = modules[-1][2], modules[-1][3]
         if phase in (Phase.FORWARD, Phase.BACKWARD, Phase.PARAMETERS_GRAD):
             selection = self._selection
@@ -154,6 +156,9 @@ class Recorder(Threads):
         else:
             self.note("a backward pass reached calls of an earlier step")
         call.again = again
+        selection = self._selection
+        if selection.follows_backward and not selection.wants_now(kind, name, index, module):
+            call.wanted, call.epoch = False, 0
         return call
 
     def show(
@@ -191,24 +196,22 @@ class Recorder(Threads):
             packer = self._packers[count] = Struct(f"<{count}I")
         text = self._text
         self._writer.commit(
-            [
-                call.seq,
-                call.parent if call.parent >= 0 else NONE64,
-                call.origin if call.origin >= 0 else NONE64,
-                0,
-                text(call.kind),
-                text(call.name),
-                call.index,
-                call.again,
-                count // VALUE_FIELDS,
-                call.stack if call.stack >= 0 else NONE32,
-                text(call.note) if call.note else NONE32,
-                text(call.module) if call.module else NONE32,
-                call.thread,
-                PHASE_NUMBER[call.phase],
-                call.flags,
-                0,
-            ],
+            CALL.pack(
+                seq=call.seq,
+                parent=call.parent if call.parent >= 0 else NONE64,
+                origin=call.origin if call.origin >= 0 else NONE64,
+                kind=text(call.kind),
+                name=text(call.name),
+                index=call.index,
+                again=call.again,
+                values=count // len(VALUE.fields),
+                stack=call.stack if call.stack >= 0 else NONE32,
+                note=text(call.note) if call.note else NONE32,
+                module=text(call.module) if call.module else NONE32,
+                thread=call.thread,
+                phase=PHASE_NUMBER[call.phase],
+                flags=call.flags,
+            ),
             packer.pack(*values),
         )
         call.values = _CLOSED  # one list for all: a closed call may live until its backward has run

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from ulpscope.model.names import KINDS, MODULE, OPTIMIZER, call_text, is_within
+import re
+
+from ulpscope.model.names import KINDS, MODULE, OPTIMIZER, call_text, is_asked, is_within
 from ulpscope.model.options import CaptureConfig
-from ulpscope.model.records import CallId, Phase, Role
+from ulpscope.model.records import CallId, Level, Phase, Role
 
 Numbers = tuple[int | tuple[int, int], ...]
 
 # With which names begin that are no path of a module, though they have a dot.
 _KINDS = KINDS | {OPTIMIZER}
+_ENDS = {Phase.FORWARD: ".forward", Phase.BACKWARD: ".backward"}
+_WHOLE = re.compile(r"Module\.(?P<name>.+)\.(?P<phase>forward|backward)\.(?P<index>\d+)")
 
 
 class Selection:
-    """Answers `wants` for one capture. The span is the only thing that remembers: it opens and closes as calls pass."""
+    """Answers `wants` for one capture, and remembers what calls tell as they pass: whether the span is open, which named module
+    runs, and of which calls forward and backward are not both wanted."""
 
     def __init__(self, config: CaptureConfig) -> None:
         self._config = config
         self._named: dict[tuple[str, str], bool | None] = {}
-        self._inside = False
         self.matched: set[str] = set()
         self.forward = not config.phases or Phase.FORWARD in config.phases
         self.backward = not config.phases or Phase.BACKWARD in config.phases
         self._roles = config.roles
-        self._free = not config.only and not config.skip and config.scope is None
+        self._free = not config.only and not config.skip and config.scope is None and config.below is None
+        # At level mix a module that is named stands for all that it calls.
+        self._unfolds = config.level is Level.MIX
+        ends = [_phase_of(name) for name in config.scope or ()]
+        self._is_of_forwards = Phase.BACKWARD not in ends and Phase.FORWARD in ends
+        # Whether the span reaches into a backward pass: then each backward is asked for when it runs.
+        self.follows_backward = Phase.BACKWARD in ends
+        self.begin_step()
 
     @property
     def is_free(self) -> bool:
@@ -32,6 +43,10 @@ class Selection:
 
     def begin_step(self) -> None:
         self._inside = False
+        self._last_module: str | None = None
+        self._whole: set[str] = set()  # modules whose forward and backward are wanted
+        self._running: dict[str, str] = {}
+        self._apart: dict[tuple[str, str, int], bool] = {}
 
     def wants_step(self, step: int) -> bool:
         return _holds(self._config.steps, step)
@@ -56,7 +71,7 @@ class Selection:
 
     def _decide(self, kind: str, name: str) -> bool | None:
         config = self._config
-        if config.scope is not None:
+        if config.scope is not None or config.below is not None:
             return None
         only = self._covers(config.only, kind, name) if config.only else True
         skip = self._covers(config.skip, kind, name)
@@ -70,61 +85,121 @@ class Selection:
         named = self.of_name(kind, name)
         if named is not None:
             return named
+        if phase is Phase.PARAMETERS_GRAD:
+            return name in self._whole
         config = self._config
-        text = call_text(CallId(kind, name, index, phase))
+        self._see_module(kind, name, index, module)
+        if config.below is not None:
+            forward, backward = (is_asked(config.below, CallId(kind, name, index, phase)) for phase in _ENDS)
+        else:
+            forward, backward = (
+                self._wanted_phases(config.only, kind, name, index, module) if config.only else (True, True)
+            )
+            if config.skip:
+                skipped = self._wanted_phases(config.skip, kind, name, index, module)
+                forward, backward = forward and not skipped[0], backward and not any(skipped)
         if config.scope is not None:
-            first, last = config.scope
-            if _is_named(first, kind, name, text):
-                self._inside = True
-                self.matched.add(first)
-            inside = self._inside
-            if _is_named(last, kind, name, text):
-                self._inside = False
-                self.matched.add(last)
-            if not inside:
-                return False
-        if config.only and not self._any(config.only, kind, name, text, module):
-            return False
-        return not (config.skip and self._any(config.skip, kind, name, text, module))
+            inside = self._passes(kind, name, call_text(CallId(kind, name, index, phase)), module)
+            forward = forward and inside
+            backward = backward and (inside or self.follows_backward) and not self._is_of_forwards
+        if forward and backward and kind == MODULE:
+            self._whole.add(name)
+        if forward != backward and phase is Phase.FORWARD:
+            self._apart[kind, name, index] = backward
+        return forward
 
     def wants_backward(self, kind: str, name: str, index: int, chosen: bool) -> bool:
         """Whether the backward of a call is wanted: as its forward was chosen, recorded or not, or named by itself."""
         named = self.of_name(kind, name)
         if not self.backward or named is not None:
             return self.backward and bool(named)
-        text = call_text(CallId(kind, name, index, Phase.BACKWARD))
-        if any(_is_itself(pattern, kind, name, text) for pattern in self._config.skip):
+        return self._apart.get((kind, name, index), chosen)
+
+    def wants_now(self, kind: str, name: str, index: int, module: str) -> bool:
+        """Whether a backward that begins to run, and was wanted, is inside the span. Called once for each, in order."""
+        return self._passes(kind, name, call_text(CallId(kind, name, index, Phase.BACKWARD)), module)
+
+    def _passes(self, kind: str, name: str, text: str, module: str) -> bool:
+        """Opens and closes the span as a call passes. A module that ends it does so with the last call inside it."""
+        assert self._config.scope is not None
+        first, last = self._config.scope
+        if self._last_module is not None and not is_within(module, self._last_module):
+            self._inside, self._last_module = False, None
+        if _is_named(first, kind, name, text):
+            self._inside = True
+            self.matched.add(first)
+        inside = self._inside
+        if _is_named(last, kind, name, text):
+            self.matched.add(last)
+            if kind == MODULE and inside and "." in name:
+                self._last_module = name.rpartition(".")[0]
+            else:
+                self._inside = False
+        return inside
+
+    def _see_module(self, kind: str, name: str, index: int, module: str) -> None:
+        """Keeps which of the modules that are named in full are running: from their call on, until one comes from outside."""
+        if not self._unfolds:
+            return
+        self._running = {text: path for text, path in self._running.items() if not path or is_within(module, path)}
+        if kind == MODULE:
+            self._running[call_text(CallId(kind, name, index, Phase.FORWARD))] = name.rpartition(".")[0]
+
+    def _wanted_phases(
+        self, patterns: tuple[str, ...], kind: str, name: str, index: int, module: str
+    ) -> tuple[bool, bool]:
+        """Whether forward and backward of a call are named by any of the patterns. One with a phase stands for this phase alone."""
+        found = {Phase.FORWARD: False, Phase.BACKWARD: False}
+        for pattern in patterns:
+            path = "" if kind == MODULE and not self._unfolds else _path_in(pattern)
+            inside = bool(path) and is_within(module, path)
+            for phase in found:
+                text = call_text(CallId(kind, name, index, phase))
+                if inside or _is_named(pattern, kind, name, text) or self._is_running(pattern, phase):
+                    self.matched.add(pattern)
+                    found[phase] = True
+            if _is_of_name(pattern, kind, name):
+                self.matched.add(pattern)
+                return True, True
+        return found[Phase.FORWARD], found[Phase.BACKWARD]
+
+    def _is_running(self, pattern: str, phase: Phase) -> bool:
+        if not self._running:
             return False
-        if text in self._config.only:
-            self.matched.add(text)
-            return True
-        return chosen
+        named = _WHOLE.fullmatch(pattern)
+        if named is None:
+            return any(text.startswith(f"{pattern}.forward.") for text in self._running)
+        return named["phase"] == phase.value and f"Module.{named['name']}.forward.{named['index']}" in self._running
 
     def unmatched(self) -> list[str]:
         """Names of the selection that no call ever had."""
-        asked = (*self._config.only, *(self._config.scope or ()))
+        asked = (*self._config.only, *(self._config.scope or ()), *filter(None, [self._config.below]))
         return [name for name in asked if name not in self.matched]
 
     def _covers(self, patterns: tuple[str, ...], kind: str, name: str) -> bool | None:
         """Whether any of the patterns is true of all calls of a name; None where one may be true of some."""
         found: bool | None = False
         for pattern in patterns:
-            if _is_of_name(pattern, kind, name):
+            unfolds = self._unfolds and pattern.startswith(f"{MODULE}.")
+            if _is_of_name(pattern, kind, name) and not unfolds:
                 self.matched.add(pattern)
                 found = True
-            elif not found and (pattern.startswith(f"{kind}.{name}.") or (kind != MODULE and _path_in(pattern))):
+            elif not found and (_is_one_of(pattern, kind, name) or unfolds or (kind != MODULE and _path_in(pattern))):
                 found = None
         return found
 
-    def _any(self, patterns: tuple[str, ...], kind: str, name: str, text: str, module: str) -> bool:
-        found = False
-        for pattern in patterns:
-            path = "" if kind == MODULE else _path_in(pattern)
-            inside = bool(path) and is_within(module, path)
-            if inside or _is_named(pattern, kind, name, text) or _is_of_name(pattern, kind, name):
-                self.matched.add(pattern)
-                found = True
-        return found
+
+def _is_one_of(pattern: str, kind: str, name: str) -> bool:
+    """Whether a pattern may be one call of this name."""
+    return pattern.startswith(f"{kind}.{name}.")
+
+
+def _phase_of(pattern: str) -> Phase | None:
+    """The phase in a full name; None where it has none."""
+    whole = _WHOLE.fullmatch(pattern)
+    if whole is not None:
+        return Phase(whole["phase"])
+    return next((phase for phase, end in _ENDS.items() if pattern.endswith(end)), None)
 
 
 def _is_named(pattern: str, kind: str, name: str, text: str) -> bool:
@@ -143,11 +218,6 @@ def _is_of_name(pattern: str, kind: str, name: str) -> bool:
 
 def _is_path(pattern: str, kind: str, name: str) -> bool:
     return kind == MODULE and pattern.removeprefix("Module.") in (name, name.rpartition(".")[0])
-
-
-def _is_itself(pattern: str, kind: str, name: str, text: str) -> bool:
-    """Whether a pattern is one call of a name, and not all of them."""
-    return _is_named(pattern, kind, name, text) and not _is_of_name(pattern, kind, name)
 
 
 def _path_in(pattern: str) -> str:

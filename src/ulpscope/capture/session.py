@@ -28,7 +28,7 @@ from ulpscope.capture.folder import RUN_VARIABLE, absolute, claim, make_folder, 
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.sieve import OverflowSieve
-from ulpscope.capture.surroundings import surroundings
+from ulpscope.capture.surroundings import Environment
 from ulpscope.capture.vendor import is_below, vendor_dump
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
@@ -42,7 +42,8 @@ from ulpscope.model.names import SAVED
 from ulpscope.model.options import CaptureConfig, capture_config
 from ulpscope.model.records import Phase, Role
 from ulpscope.native import parts, taps
-from ulpscope.store import layout
+from ulpscope.native.schema import FORMAT_VERSION
+from ulpscope.store import run_folder
 from ulpscope.store.ring import require_room
 from ulpscope.store.writer import DumpWriter
 
@@ -50,6 +51,9 @@ log = logging.getLogger(__name__)
 # torch is one per process, so only one capture can be on; the list holds it while it is.
 _on: list[weakref.ref[Capture]] = []
 _on_lock = threading.Lock()
+_NO_BELOW = (
+    "there was no call %s, so there are no kernels of it; a capture at level op, and `ulpscope show`, list the names"
+)
 
 
 class Capture:
@@ -61,7 +65,7 @@ class Capture:
         if path is not None:
             options["path"] = path
         self.config: CaptureConfig = capture_config(options, "capture")
-        self._config_json = layout.Fixed(self.config.as_json())
+        self._config_json = run_folder.Fixed(self.config.as_json())
         # The program may change its working folder; a run stays where it began.
         self.path = absolute(self.config.path)
         self.current_step = 0
@@ -81,7 +85,7 @@ class Capture:
         self.counts_on = False
         # In a forked child that has not started it again.
         self._is_inherited = False
-        self._environment: dict[str, Any] | None = None
+        self._environment = Environment()
         self._was_on = False
         self._claimed = False
         # Names that matched nothing, which is said once.
@@ -194,15 +198,15 @@ class Capture:
         if self.sieve is not None:
             self.sieve.end_if_full()
 
-    def step(self) -> None:
-        """Ends the current step. While started, the next one is recorded from here on."""
+    def step(self, number: int | None = None) -> None:
+        """Ends the current step. While started, the next one is recorded from here on; it has this number, or the next."""
         if os.getpid() != self._pid:
             return
         if self._probe is not None and self._recorder.active:
             self._probe.tidy(sys._getframe(1))
         with self._recorder.gate:
             self._finish_dump("complete")
-            self.current_step += 1
+            self.current_step = self.current_step + 1 if number is None else number
             if self.started:
                 self._switch_on(eager=False)
         self._end_if_full()
@@ -246,6 +250,8 @@ class Capture:
         self._recorder.measurer.give_back()
         self._writer.shutdown()
         atexit.unregister(self._at_exit)
+        if self._lacks_below():
+            log.error(_NO_BELOW, self.config.below)
         if self._was_on and not self.dumps and self.config.steps and not self._writer.failure:
             log.warning("nothing was recorded: the run ended at step %d, before the first asked one", self.current_step)
 
@@ -258,6 +264,16 @@ class Capture:
         self._close(error)
         if error is None:
             self._end_if_full()
+            self.require_below()
+
+    def require_below(self) -> None:
+        """Raises CaptureError where `below` names a call that never came, though something was recorded."""
+        if self._lacks_below():
+            raise CaptureError(_NO_BELOW % self.config.below)
+
+    def _lacks_below(self) -> bool:
+        below = self.config.below
+        return below is not None and bool(self.dumps) and below not in self._selection.matched
 
     def watch_steps(self, ignored: Callable[[FrameType], bool]) -> None:
         """Finds the steps by itself, and leaves out calls made from `ignored` frames before the first forward."""
@@ -285,12 +301,13 @@ class Capture:
                 level=self.config.level,
                 models=self._models,
                 names=self._names,
-                below=is_below(self.config.below) if self.config.below else None,
-                vendor=vendor_dump(self.config, self._recorder, self.sieve),
+                below=is_below(self.config, self._selection),
+                vendor=vendor_dump(self.config, self._recorder, self.sieve, self._selection),
                 as_msprobe=self.as_msprobe,
                 released=None if self.sieve is None else self.sieve.release,
             )
         if not self._writer.is_open and not self._writer.failure:
+            self._probe.modules.first_forward = self._environment.see_forward
             if eager:
                 self._open(eager=True)
             else:
@@ -365,12 +382,10 @@ class Capture:
         if not self._claimed:
             self._copy = claim(self.path, rank, self._run, overwrite=self.config.overwrite)
             self._claimed = True
-        if self._environment is None:
-            self._environment = layout.Fixed({**devices.environment(), **surroundings()})
         self._recorder.begin_step(anew=not self.counts_on)
         self._recorder.measurer.begin_step()
         while True:
-            folder = layout.dump_folder(self.path, self.current_step, rank, self._copy)
+            folder = run_folder.dump_folder(self.path, self.current_step, rank, self._copy)
             if folder not in self.dumps[-1:]:
                 self.dumps.append(folder)
             try:
@@ -399,6 +414,7 @@ class Capture:
         with self._at_work():
             self._recorder.measurer.finish_step()
             self._writer.close(self._manifest(state))
+            self._environment.end_step()
             self._tell(finished=True)
 
     def _tell(self, *, finished: bool) -> None:
@@ -414,13 +430,11 @@ class Capture:
 
     def _manifest(self, state: str) -> dict[str, Any]:
         rank, world = self._place()
-        if self._environment is not None and self._environment["seeds"] != devices.seeds():
-            self._environment = layout.Fixed({**self._environment, "seeds": devices.seeds()})
         lost = self._recorder.lost
         told = sorted(self._recorder.notes.items(), key=lambda note: note[0] == lost)  # why it is incomplete comes last
         notes = [text if count == 1 else f"{text} ({count} times)" for text, count in told]
         return {
-            "format": layout.FORMAT_VERSION,
+            "format": FORMAT_VERSION,
             "framework": probe.NAME,
             "level": self.config.level.value,
             "step": self.current_step,
@@ -429,7 +443,7 @@ class Capture:
             "state": "incomplete" if lost is not None and state == "complete" else state,
             "run": self._run,
             "config": self._config_json,
-            "environment": self._environment,
+            "environment": self._environment.told(at_end=state != "open"),
             "notes": [*internals.LACKING, *notes],
             "counts": self._writer.counts,
             **({} if self._steps is None else {"stretches": self._steps.stretches}),
@@ -464,7 +478,7 @@ class Capture:
         # To let go of them could ask a device, which a child may not.
         self._of_parent = self._recorder, self._writer, self._probe
         self.started = False
-        self._environment = None
+        self._environment = Environment()
         self._claimed = False
         self.dumps = []
         ignored, sieve = self._recorder.ignored, self.sieve

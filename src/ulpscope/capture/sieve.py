@@ -24,22 +24,14 @@ from ulpscope.frameworks.torch.npu import KernelsOfOverflows
 from ulpscope.frameworks.torch.overflow_answers import FINITE, HAS_NAN, Answer
 from ulpscope.frameworks.torch.overflow_flag import OverflowFlag
 from ulpscope.model.errors import OverflowStop
-from ulpscope.model.names import FILLS, MODULE, OPTIMIZER, call_text
+from ulpscope.model.names import MODULE, OPTIMIZER, call_text
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallId, PathStep, Phase, Role
 
 Path = tuple[PathStep, ...]
 _COMMUNICATION, _KERNEL = "Distributed", "Aten"
-# In-place calls whose target is only written: what was there before has no part in the result.
-# Calls that only move their numbers or choose among them, and make none larger.
-_MOVES = """relu relu_ relu6 hardtanh hardtanh_ clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ abs abs_ neg __neg__
-    view reshape flatten unflatten transpose permute t movedim swapaxes contiguous expand expand_as view_as squeeze unsqueeze
-    chunk split cat stack narrow select unbind clone detach repeat flip roll tril triu index_select gather
-    max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"""
-_HARMLESS = frozenset(_MOVES.split())
 # Where running statistics are given to batch and instance norms, which write them behind torch's back.
 _FIRST, _STATISTICS = (0,), ((3, 4), (1, 2))
-# Kernels whose other results are their own notes for a backward, padded with inf.
-_ONLY_FIRST = ("_scaled_dot_product", "_efficient_attention", "_flash_attention", "_cudnn_attention")
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _IN_PLACE: Path = ("inplace",)
 _MADE = 4096
@@ -65,7 +57,7 @@ class _Held:
 class _Watched:
     """A call that is under way, or waits to be judged."""
 
-    __slots__ = ("bad", "closed", "fills", "harmless", "held", "mutates", "opened", "waits", "written")
+    __slots__ = ("bad", "closed", "fills", "harmless", "held", "mutates", "opened", "takes_notes", "waits", "written")
 
     def __init__(self, opened: int, call: OpenCall) -> None:
         self.held: list[_Held] = []
@@ -78,8 +70,10 @@ class _Watched:
         self.mutates = (call.phase is Phase.FORWARD or call.kind == _KERNEL) and (
             (plain.endswith("_") and not plain.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         )
-        self.fills = plain in FILLS
-        self.harmless = plain in _HARMLESS
+        known = traits(plain)
+        self.fills = Trait.FILLS in known
+        self.harmless = Trait.MOVES in known
+        self.takes_notes = Trait.NOTES in known
         self.written: tuple[PathStep, ...] = _FIRST if self.mutates else ()
         if call.phase is Phase.FORWARD and ("batch_norm" in plain or "instance_norm" in plain):
             self.written = _STATISTICS[call.kind == "Functional"]
@@ -309,7 +303,7 @@ class OverflowSieve:
     def _hold(self, call: OpenCall, watched: _Watched, held: _Held) -> None:
         finiteness = self._finiteness
         if held.role is Role.OUTPUT:
-            counts = not call.name.startswith(_ONLY_FIRST) or not any(held.path)
+            counts = not watched.takes_notes or not any(held.path)
             if counts and held.unread is None and type(held.value) not in _PLAIN and self._flag is None:
                 self._ask(watched, held, known=call.phase is Phase.FORWARD and self._stays_finite(watched, held))
         elif held.unread is None and finiteness.is_tensor(held.value):

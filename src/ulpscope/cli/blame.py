@@ -12,20 +12,21 @@ from typing import Any
 import click
 
 from ulpscope.analyze.attribution import Attribution, Part, attribution, share_of
-from ulpscope.analyze.findings import Finding
 from ulpscope.analyze.ledger import REPLAY, Judgement, Verdict, judge
 from ulpscope.analyze.statistics import call_row, judged_alone, judged_beside
+from ulpscope.api.launch import ending, launch
 from ulpscope.cli.compare import compared
-from ulpscope.cli.launch import WithCommand, ending, launch
+from ulpscope.cli.printing import WithCommand, tell_ending
+from ulpscope.findings.model import Finding
 from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.replay.watch import LEDGER_VARIABLE
 from ulpscope.report.blame import blame_json, blame_lines, counted, next_commands
 from ulpscope.report.outcome import Answer
 from ulpscope.report.panel import verdict_line
-from ulpscope.store.layout import find_dumps
-from ulpscope.store.ledger import Row, find_ledgers, is_begun, read_ledger, settle, unseen_beside
-from ulpscope.store.places import is_replayable
-from ulpscope.store.reader import Dump, open_dump, open_run
+from ulpscope.store.call_site import is_replayable
+from ulpscope.store.dump import Dump
+from ulpscope.store.ledger_file import Row, find_ledgers, is_begun, read_ledger, settle, unseen_beside
+from ulpscope.store.registry import find_dumps, open_dump, open_run
 
 _NOTHING = 4
 
@@ -230,6 +231,7 @@ def _live(command: list[str], output: str | None, from_start: bool) -> tuple[Pat
             raise CaptureError(f"{output} holds an earlier ledger; choose another folder")
         options: dict[str, Any] = {"path": str(folder), "from_start": from_start}
         code = launch(command, LEDGER_VARIABLE, options)
+        tell_ending(code)
         settle(folder)
         return folder, _read(folder) if find_ledgers(folder) else _Run([], unseen_beside(folder)), code
 

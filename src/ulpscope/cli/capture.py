@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -11,14 +9,13 @@ from typing import Any
 
 import click
 
-from ulpscope.capture.watch import OPTIONS_VARIABLE
-from ulpscope.cli.launch import NOTHING, run
-from ulpscope.model.errors import CaptureError, DumpError
-from ulpscope.model.options import CaptureConfig, capture_config, read_config_file
-from ulpscope.store.layout import find_places
-from ulpscope.store.reader import Dump
-from ulpscope.store.ring import require_room
-from ulpscope.store.writer import DumpWriter
+from ulpscope.api.launch import NOTHING
+from ulpscope.api.recording import record
+from ulpscope.cli.printing import tell
+from ulpscope.model.errors import DumpError
+from ulpscope.model.options import read_config_file
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import find_folders, open_dump
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -75,47 +72,21 @@ def capture(
     options |= {key: list(value) if isinstance(value, tuple) else value for key, value in flags.items() if value}
     if flags.get("tensors") is False:
         options["tensors"] = False
-    options["path"] = str(Path(path).resolve())
-    checked = capture_config(options, config or "capture")
-    _clear(Path(path), overwrite)
-    _refuse_unusable(Path(path), checked)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
-    code = run(list(command), OPTIONS_VARIABLE, checked.as_json())
+    code = record(command, path, overwrite=overwrite, told_in=config or "capture", **options)
     code = code if code >= 0 else 128 - code
     try:
-        calls = _report(Path(path), some=bool(checked.steps or checked.ranks), quiet=quiet)
+        some = any(options.get(name) not in (None, "", []) for name in ("steps", "ranks"))
+        calls = _report(Path(path), some=some, quiet=quiet)
     except DumpError as error:
-        click.echo(f"ulpscope: {error}", err=True)
+        tell(str(error))
         sys.exit(code or error.exit_code)
     sys.exit(code or (0 if calls or allow_empty else NOTHING))
 
 
-def _clear(run: Path, overwrite: bool) -> None:
-    if not run.exists():
-        return
-    if not run.is_dir():
-        raise CaptureError(f"{run} is a file; -o needs a folder")
-    places = find_places(run)
-    if places and not overwrite:
-        raise CaptureError(f"{run} holds an earlier capture; choose another folder, or add --overwrite to replace it")
-    for place in places:
-        shutil.rmtree(place.folder)
-        if not any(place.folder.parent.iterdir()):
-            place.folder.parent.rmdir()
-
-
-def _refuse_unusable(run: Path, config: CaptureConfig) -> None:
-    """Before the command runs for hours."""
-    folder = next(each for each in (run.absolute(), *run.absolute().parents) if each.exists())
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CaptureError(f"cannot write into {run}: {folder} is not writable; choose another folder with -o")
-    if config.strict:
-        require_room(folder, *DumpWriter(payload_bytes=config.queue_mb << 20 if config.tensors else 0).capacities)
-
-
 def _report(run: Path, *, some: bool, quiet: bool) -> int:
     """Says what there is, and what is wrong with it; returns how many calls there are."""
-    dumps = [Dump(place.folder) for place in find_places(run)] if run.exists() else []
+    dumps = [open_dump(place.folder) for place in find_folders(run)] if run.exists() else []
     calls = sum(len(dump) for dump in dumps)
     steps, ranks = len({dump.manifest.step for dump in dumps}), len({dump.manifest.rank for dump in dumps})
     if calls and not quiet:
@@ -123,9 +94,9 @@ def _report(run: Path, *, some: bool, quiet: bool) -> int:
         click.echo(f"ulpscope: recorded {words} in {run}\nulpscope: ulpscope show {run}", err=True)
     for dump in dumps:
         if dump.ending != "complete":
-            click.echo(f"ulpscope: {dump.folder}: {dump.ending}", err=True)
+            tell(f"{dump.folder}: {dump.ending}")
     if not calls:
-        click.echo(f"ulpscope: nothing was recorded; {_why_nothing(dumps, some=some)}", err=True)
+        tell(f"nothing was recorded; {_why_nothing(dumps, some=some)}")
     return calls
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from pathlib import Path
 
 import click
 
-from ulpscope.analyze.chaos import FEWEST, Origin, place
-from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
-from ulpscope.model.errors import CaptureError, DumpError
-from ulpscope.replay.drift_watch import DRIFT_VARIABLE
+from ulpscope.analyze.chaos import FEWEST, Placement
+from ulpscope.api.drift import chaos as find_chaos
+from ulpscope.api.launch import CUT
+from ulpscope.cli.printing import WithCommand, print_json, print_lines, tell, tell_ending
 from ulpscope.report.chaos import chaos_json, chaos_lines
-from ulpscope.store.tracks import Track, read_tracks
 
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
@@ -40,53 +36,23 @@ def chaos(ctx: click.Context, learned: str | None, output: str | None, runs: int
     command: list[str] | None = ctx.meta.get("command")
     if command is None:
         raise click.UsageError("chaos needs a command behind --", ctx)
-    names = [" ".join(command)]
-    if learned is None:
-        tracks, is_cut = _learn(command, output, runs)
-        observed = None
+    if learned is not None and output is not None:
+        raise click.UsageError("-o is for learning; LEARNED is only read", ctx)
+    found = find_chaos(command, learned=learned, output=output, runs=runs)
+    for code in found.ended:
+        tell_ending(code)
+    if found.placement is None:
+        tell("nothing to judge: no model was seen to run")
+    elif not found.placement.drifts:
+        tell("nothing to compare: no step has a loss or an output in all runs")
     else:
-        if output is not None:
-            raise click.UsageError("-o is for learning; LEARNED is only read", ctx)
-        tracks = read_tracks(Path(learned))
-        observed, is_cut = _observe(command)
-        names = [learned, *names]
-    reference, nudged = tracks.get(0, {}), [track for run, track in sorted(tracks.items()) if run]
-    if len(nudged) < FEWEST:
-        raise DumpError(f"only {len(nudged)} nudged runs were seen to their first step; {FEWEST} are needed")
-    found = place(reference, nudged, observed)
-    if not found.drifts:
-        click.echo("ulpscope: nothing to compare: no step has a loss or an output in all runs", err=True)
-        sys.exit(NOTHING)
+        _print(found.placement, [*([learned] if learned else []), " ".join(command)], form)
+    excused = exit_zero and found.exit_code == 1
+    sys.exit((CUT if any(found.ended) else 0) if excused else found.exit_code)
+
+
+def _print(placement: Placement, names: list[str], form: str) -> None:
     if form == "json":
-        click.echo(json.dumps(chaos_json(found, runs=names), indent=1, sort_keys=True, allow_nan=False))
+        print_json(chaos_json(placement, runs=names))
     else:
-        click.echo("\n".join(chaos_lines(found, runs=names)))
-    sys.exit(1 if found.origin is Origin.BUG and not exit_zero else CUT if is_cut else 0)
-
-
-def _learn(command: list[str], output: str | None, runs: int) -> tuple[dict[int, Track], bool]:
-    """All runs, and whether the command failed in one of them."""
-    with tempfile.TemporaryDirectory(prefix="ulpscope-chaos-") as scratch:
-        folder = Path(output or scratch).resolve()
-        if folder.exists() and any(folder.glob("track.*")):
-            raise CaptureError(f"{output} holds earlier tracks; choose another folder")
-        codes = [_run(command, folder, run, seed=run or None) for run in range(runs + 1)]
-        return _read(folder), any(codes)
-
-
-def _observe(command: list[str]) -> tuple[Track, bool]:
-    with tempfile.TemporaryDirectory(prefix="ulpscope-chaos-") as scratch:
-        code = _run(command, Path(scratch), 0, seed=None)
-        return _read(Path(scratch))[0], bool(code)
-
-
-def _run(command: list[str], folder: Path, run: int, *, seed: int | None) -> int:
-    return launch(command, DRIFT_VARIABLE, {"path": str(folder), "run": run, "seed": seed})
-
-
-def _read(folder: Path) -> dict[int, Track]:
-    try:
-        return read_tracks(folder)
-    except DumpError:
-        click.echo("ulpscope: nothing to judge: no model was seen to run", err=True)
-        sys.exit(NOTHING)
+        print_lines(chaos_lines(placement, runs=names))

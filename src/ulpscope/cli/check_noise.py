@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
-from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
-from ulpscope.model.errors import CaptureError
-from ulpscope.replay.noise_watch import NOISE_VARIABLE
+from ulpscope.api.checks import check_noise
+from ulpscope.cli.printing import WithCommand, print_lines, tell, tell_ending
 from ulpscope.report.noise import noise_lines
-from ulpscope.store.noise import OWN_FILE, read_rows
 
 MODES = ("improve_precision", "add_noise", "no_change", "bit_noise", "change_value", "to_cpu")
-
-_UNKNOWN = 3
 
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
@@ -55,21 +49,12 @@ def noise(
     command: list[str] | None = ctx.meta.get("command")
     if command is None or nothing is not None:
         raise click.UsageError("check noise needs a command behind --", ctx)
-    with tempfile.TemporaryDirectory(prefix="ulpscope-check-") as scratch:
-        folder = Path(output or scratch).resolve()
-        if (folder / OWN_FILE).exists():
-            raise CaptureError(f"{output} holds an earlier check; choose another folder")
-        options = {"path": str(folder), "mode": mode, "only": only, "steps": steps, "backward": backward}
-        code = launch(command, NOISE_VARIABLE, options)
-        is_seen = (folder / OWN_FILE).exists()
-        rows = [row for row in read_rows(folder) if row.is_unexplained]
-    if not is_seen:
-        click.echo(
-            "ulpscope: nothing to check: no call was run twice, or none began with a forward of a module", err=True
-        )
-        sys.exit(CUT if code else NOTHING)
-    if not quiet and form == "json":
-        click.echo(json.dumps([asdict(row) for row in rows], indent=1))
+    found = check_noise(command, mode=mode, only=only, steps=steps, backward=backward, output=output)
+    tell_ending(found.ended)
+    if not found.seen:
+        tell("nothing to check: no call was run twice, or none began with a forward of a module")
+    elif not quiet and form == "json":
+        click.echo(json.dumps([asdict(row) for row in found.rows], indent=1))
     elif not quiet:
-        click.echo("\n".join(noise_lines(rows)))
-    sys.exit(1 if rows else CUT if code else 0)
+        print_lines(noise_lines(found.rows))
+    sys.exit(found.exit_code)

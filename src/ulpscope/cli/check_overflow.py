@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import click
 
-from ulpscope.capture.watch import OPTIONS_VARIABLE
-from ulpscope.cli.launch import CUT, NOTHING, WithCommand, launch
-from ulpscope.model.errors import CaptureError
-from ulpscope.model.options import capture_config
+from ulpscope.analyze.first_nonfinite import First
+from ulpscope.api.checks import OverflowCheck, check_overflow
+from ulpscope.cli.printing import WithCommand, print_lines, tell, tell_ending
+from ulpscope.report.nonfinite import answer_line, nonfinite_json, nonfinite_lines
 from ulpscope.report.overflow import overflow_json, overflow_lines, summary_line
-from ulpscope.store.layout import find_places
-from ulpscope.store.reader import Dump, open_run
 
 
 @click.command(cls=WithCommand, options_metavar="[OPTIONS]")
@@ -43,7 +39,10 @@ def overflow(
     \b
     ulpscope check overflow -- python train.py           ends the program at the first overflow
     ulpscope check overflow -n -1 -- python train.py     lets it run to its end
-    ulpscope check overflow runs/a                       what an earlier check kept (-o)
+    ulpscope check overflow runs/a                       what an earlier check kept (-o), or a whole recording of any tool
+
+    Of a whole recording the first nan of any rank is named, and followed back through send, recv, broadcast and the like to
+    the rank whose call made it; where there is none, the first infinity.
 
     Exit code: 0 no call overflowed, 1 one did, 3 none did until CMD ended by a signal or with an error, 4 no call of torch
     was seen.
@@ -51,57 +50,34 @@ def overflow(
     command: list[str] | None = ctx.meta.get("command")
     if (run is None) == (command is None):
         raise click.UsageError("check overflow needs a command behind --, or the folder of an earlier check", ctx)
-    if command is None:
-        assert run is not None
-        sys.exit(_tell(Path(run), open_run(Path(run)), form, quiet))
-    with tempfile.TemporaryDirectory(prefix="ulpscope-check-") as scratch:
-        folder = Path(output or scratch).resolve()
-        if output is not None and folder.is_dir() and find_places(folder):
-            raise CaptureError(f"{output} holds an earlier run; choose another folder")
-        options = {"path": str(folder), "overflows": number, "poles": poles, "level": level, "sketch": False}
-        ended = launch(command, OPTIONS_VARIABLE, capture_config(options, "check overflow").as_json())
-        code = _tell(folder, open_run(folder) if folder.is_dir() and find_places(folder) else [], form, quiet)
-        sys.exit(CUT if ended and code != 1 else code)
-
-
-def _tell(folder: Path, dumps: list[Dump], form: str, quiet: bool) -> int:
-    if not dumps:
-        click.echo("ulpscope: nothing to check: no call of torch was seen", err=True)
-        return NOTHING
-    kept = [dump for dump in dumps if dump.manifest.config.get("overflows") is not None]
-    if not kept:
-        raise CaptureError(f"{folder} is a whole recording; `ulpscope check overflow -o DIR -- CMD` keeps overflows")
-    found = _found(kept)
-    notes = sorted({note for dump in kept for note in dump.manifest.notes})
-    if not quiet and form == "json":
-        told = [overflow_json(**each) for each in found]
-        click.echo(json.dumps({"overflows": told, "notes": notes}, indent=1, default=str))
+    found = check_overflow(run, command=command, number=number, poles=poles, level=level, output=output)
+    tell_ending(found.ended)
+    if not found.seen:
+        tell("nothing to check: no call of torch was seen")
     elif not quiet:
-        ranks = max(dump.manifest.world_size for dump in kept)
-        for each in found:
-            click.echo("\n".join(overflow_lines(**each, ranks=ranks)) + "\n")
-        click.echo(summary_line(len(found), notes))
-    cut = [dump for dump in kept if dump.ending != "complete"]
-    for dump in cut:
-        click.echo(f"ulpscope: step {dump.manifest.step} rank {dump.manifest.rank}: {dump.ending}", err=True)
-    return 1 if found else CUT if cut else 0
+        _print(found, form)
+    for text in found.cut:
+        tell(text)
+    sys.exit(found.exit_code)
 
 
-def _found(dumps: list[Dump]) -> list[dict[str, Any]]:
-    if not any(len(dump) for dump in dumps):
-        return []
-    from ulpscope.replay.overflow import overflow_of  # brings torch
+def _print(found: OverflowCheck, form: str) -> None:
+    if found.firsts is not None:
+        _print_firsts(found.firsts, found.ranks, form)
+        return
+    if form == "json":
+        content = {"overflows": [overflow_json(each) for each in found.overflows], "notes": found.notes}
+        click.echo(json.dumps(content, indent=1, default=str))
+        return
+    for each in found.overflows:
+        print_lines([*overflow_lines(each, ranks=found.ranks), ""])
+    click.echo(summary_line(len(found.overflows), found.notes))
 
-    ordered = sorted(dumps, key=lambda dump: (dump.manifest.step, dump.manifest.rank))
-    judged = [overflow_of(dump, call) for dump in ordered for call in dump.calls()]
-    return [
-        {
-            "call": each.call,
-            "step": each.step,
-            "rank": each.rank,
-            "source": each.source,
-            "nature": each.nature.value,
-            "reason": each.reason,
-        }
-        for each in judged
-    ]
+
+def _print_firsts(firsts: Sequence[First], ranks: int, form: str) -> None:
+    if form == "json":
+        click.echo(json.dumps({"first": [nonfinite_json(each) for each in firsts]}, indent=1, default=str))
+        return
+    for each in firsts:
+        print_lines([*nonfinite_lines(each, ranks=ranks), ""])
+    click.echo(answer_line(firsts))

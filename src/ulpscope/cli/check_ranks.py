@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import click
 
-from ulpscope.analyze.replicas import Groups, agreement
+from ulpscope.analyze.replicas import Groups
+from ulpscope.api.checks import check_ranks
+from ulpscope.api.launch import NOTHING
+from ulpscope.cli.printing import tell
 from ulpscope.report.replicas import replica_json, replica_lines
-from ulpscope.store.reader import open_run
-
-_NOTHING = 4
 
 
 @click.command()
@@ -30,13 +29,10 @@ def ranks(run: str, replicas: str | None, form: str, quiet: bool) -> None:
     Compared are parameters over replicas, and what all_reduce, all_gather and broadcast leave with the members of a group.
     Exit code: 0 all agree, 1 some do not, 4 there was nothing to compare.
     """
-    answer = agreement(open_run(Path(run)), _groups(replicas))
+    answer = check_ranks(run, replicas=_groups(replicas))
     if not answer.compared:
-        click.echo(
-            "ulpscope: nothing to compare: no two ranks begin with the same parameters; name them (--replicas)",
-            err=True,
-        )
-        sys.exit(_NOTHING)
+        tell("nothing to compare: no two ranks begin with the same parameters; name them (--replicas)")
+        sys.exit(NOTHING)
     if not quiet:
         click.echo(json.dumps(replica_json(answer), indent=1) if form == "json" else "\n".join(replica_lines(answer)))
     sys.exit(1 if answer.found else 0)

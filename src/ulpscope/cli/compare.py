@@ -13,14 +13,16 @@ from typing import Any
 
 import click
 
-from ulpscope.analyze.advice import Advice, advise
-from ulpscope.analyze.divergence import Search
-from ulpscope.analyze.ranks import explain_later, origin
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.mapping import Mapping, read_mapping
 from ulpscope.compare.runs import Unit, executor_for, pair_runs
+from ulpscope.compare.settings import manifest_differences
+from ulpscope.compare.values import Values
+from ulpscope.findings.advice import Advice, advise
+from ulpscope.findings.divergence import Search
+from ulpscope.findings.ranks import explain_later, origin
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
@@ -30,8 +32,9 @@ from ulpscope.report.panel import Page, near, page_of
 from ulpscope.report.rows import COLUMNS, rows_of
 from ulpscope.report.table import Sheet
 from ulpscope.report.xlsx import write_xlsx
-from ulpscope.store.layout import write_json
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
+from ulpscope.store.run_folder import write_json
 
 
 @click.command()
@@ -45,7 +48,7 @@ from ulpscope.store.reader import Dump, open_dump
 @click.option(
     "--align",
     type=click.Choice([each.value for each in Align]),
-    default=Align.PLACE.value,
+    default=Align.VALUES.value,
     show_default=True,
     help="Which calls belong together: same place in the same module, same name, or same name without its number.",
 )
@@ -85,7 +88,7 @@ def compared(
     tables: str | None = None,
     step: int | None = None,
     rank: int | None = None,
-    align: str = Align.PLACE.value,
+    align: str = Align.VALUES.value,
     mapping: str | None = None,
     no_elements: bool = False,
     jobs: int = 0,
@@ -132,8 +135,9 @@ class Task:
 def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
     """One step of one rank: its table if asked, and what was found."""
     reference, target = open_dump(unit.reference), open_dump(unit.target)
-    search = Search(unit.step, unit.rank)
-    stream = _seen(compare_dumps(reference, target, task.options), search)
+    values = Values(reference, target)
+    search = Search(unit.step, unit.rank, values)
+    stream = _seen(compare_dumps(reference, target, task.options, values), search)
     if task.progress:
         stream = _with_progress(stream, max(len(reference), len(target)))
     artefacts = []
@@ -155,7 +159,7 @@ def compare_unit(task: Task, unit: Unit) -> UnitOutcome:
     endings = [f"{dump.folder}: {dump.ending}" for dump in (reference, target) if dump.ending != "complete"]
     endings += _other_calls(reference, target)
     missing = (len(reference.missing), len(target.missing)) if task.options.elements else (0, 0)
-    surroundings = tuple(_surroundings(reference, target))
+    surroundings = tuple(manifest_differences(reference.manifest, target.manifest))
     return UnitOutcome(divergence, stacks, tuple(endings), surroundings, tuple(artefacts), missing)
 
 
@@ -191,30 +195,6 @@ def _other_calls(reference: Dump, target: Dump) -> Iterator[str]:
     for key in ("level", "only", "skip", "scope", "phases"):
         if key in left and key in right and left[key] != right[key]:
             yield f"recorded with other options, {key} {left[key]} and {right[key]}: calls that only one has are left out"
-
-
-_IGNORED = frozenset({"command", "time", "started", "host", "hostname", "pid", "path", "cwd"})
-
-
-def _surroundings(reference: Dump, target: Dump) -> Iterator[tuple[str, str, str]]:
-    """What the two manifests say differently about where and how they ran."""
-    left = {**_flat(reference.manifest.environment), **_flat(reference.manifest.config, "option ")}
-    right = {**_flat(target.manifest.environment), **_flat(target.manifest.config, "option ")}
-    for key in sorted(left.keys() & right.keys()):
-        if left[key] != right[key] and key.rpartition(".")[2].removeprefix("option ") not in _IGNORED:
-            yield key, left[key], right[key]
-
-
-def _flat(content: Any, prefix: str = "") -> dict[str, str]:
-    if not isinstance(content, dict):
-        return {}
-    found: dict[str, str] = {}
-    for key, item in content.items():
-        if isinstance(item, dict):
-            found |= _flat(item, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = str(item)
-    return found
 
 
 def _beside(reference: Path, target: Path) -> Path:

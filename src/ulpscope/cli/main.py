@@ -19,6 +19,7 @@ VERBS = {
     "capture": "Record a program: runs any command with capture on.",
     "compare": "Two runs: where they stop agreeing, and by how much.",
     "blame": "The operator that introduced an error, by running every kernel again.",
+    "calibrate": "What the kernels of this device do, for the limits of `blame`.",
     "replay": "One recorded call, run again on its recorded inputs.",
     "repro": "A folder with a stand-alone script that shows what is wrong with one call.",
     "chaos": "Bug or chaos: how far runs of this model drift apart by themselves.",

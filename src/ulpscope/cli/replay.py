@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 
 import click
 
 from ulpscope.analyze.ledger import judge
+from ulpscope.api.rerunning import rerun
+from ulpscope.cli.printing import print_json, print_lines
 from ulpscope.report.replay import replay_json, replay_lines
 
 _PRECISIONS = ["fp64", "fp32", "fp16", "bf16"]
@@ -36,13 +36,10 @@ def replay(
     float64: what was recorded, the call run again in its own dtypes, and run in better precision and rounded at the end.
     Exit code: 0 rounding explains what was recorded, 1 it does not, 3 it cannot be run again.
     """
-    from ulpscope.replay.one import PRECISIONS, replay_call  # brings torch
-
-    found = replay_call(Path(run), call, step=step, rank=rank, precision=PRECISIONS[precision], device=device)
+    found = rerun(run, call, step=step, rank=rank, precision=precision, device=device)
     if form == "json":
-        content = replay_json(found.name, found.rows, same=found.same)
-        click.echo(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, default=str))
+        print_json(replay_json(found.name, found.rows, same=found.same), default=str)
     else:
-        click.echo("\n".join(replay_lines(found.name, found.rows, same=found.same)))
+        print_lines(replay_lines(found.name, found.rows, same=found.same))
     recorded = next(iter(found.rows.values()))
     sys.exit(1 if judge([recorded]).first is not None and not exit_zero else 0)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from ulpscope.model.errors import CaptureError
-from ulpscope.report.repro import page, script
-from ulpscope.store.safetensors import write_safetensors
+from ulpscope.api.rerunning import repro as write_repro
 
 
 @click.command()
@@ -28,15 +24,5 @@ def repro(run: str, call: str, output: str, step: int | None, rank: int | None) 
     tensors.safetensors has the inputs, the recorded results and those in float64; README.md says what is wrong, and with
     which versions.
     """
-    from ulpscope.replay.one import replay_call, tensors_of  # brings torch
-
-    folder = Path(output)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CaptureError(f"{output} is not an empty folder; choose another one")
-    found = replay_call(Path(run), call, step=step, rank=rank)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_safetensors(folder / "tensors.safetensors", tensors_of(found))
-    (folder / "repro.py").write_text(script(found.call, found.repeated.places), encoding="utf-8")
-    text = page(found.call, found.dump.manifest, found.rows, same=found.same)
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    click.echo(f"{folder}: repro.py, tensors.safetensors, README.md")
+    written = write_repro(run, call, output, step=step, rank=rank)
+    click.echo(f"{output}: {', '.join(path.name for path in written)}")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import click
 
+from ulpscope.cli.printing import print_json, print_lines
 from ulpscope.model.errors import DumpError, did_you_mean
 from ulpscope.model.names import call_text, is_within
 from ulpscope.model.records import CallId, CallRecord
 from ulpscope.report.json import call_json, run_json
 from ulpscope.report.text import call_line, call_lines, run_lines
-from ulpscope.store.reader import Dump, open_run
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_run
 
 
 @click.command()
@@ -42,16 +42,19 @@ def show(
     if not dumps:
         raise DumpError(f"{run} holds no dump for the asked step and rank; a dump is a folder step0/rank0")
     dump = dumps[0]
+    found = [dump.nth(row) for row, call in enumerate(dump.ids()) if call_text(call) == name]
+    if found and form == "json":
+        print_json({"calls": [call_json(dump, call, stack=True) for call in found]})
+    elif found:
+        for call in found:
+            print_lines(call_lines(dump, call))
+    else:
+        _show_some(dumps, name, phase, limit, form)
+
+
+def _show_some(dumps: list[Dump], name: str | None, phase: str | None, limit: int, form: str) -> None:
+    dump = dumps[0]
     ids = dump.ids()
-    exact = [row for row, call in enumerate(ids) if call_text(call) == name]
-    if exact:
-        found = [dump.nth(row) for row in exact]
-        if form == "json":
-            _print_json({"calls": [call_json(dump, call, stack=True) for call in found]})
-        else:
-            for call in found:
-                click.echo("\n".join(call_lines(dump, call)))
-        return
     rows = [row for row, call in enumerate(ids) if phase in (None, call.phase.value)]
     if name is not None:
         modules = dump.modules()
@@ -60,9 +63,9 @@ def show(
             raise DumpError(f"no call in {dump.folder} matches {name!r}.{did_you_mean(name, map(call_text, ids))}")
     shown = [dump.nth(row) for row in (rows[:limit] if limit else rows)]
     if form == "json":
-        _print_json({**run_json(dumps), "calls": [call_json(dump, call, stack=False) for call in shown]})
-        return
-    _print_text(dumps, dump, shown, len(rows), brief=name is not None)
+        print_json({**run_json(dumps), "calls": [call_json(dump, call, stack=False) for call in shown]})
+    else:
+        _print_text(dumps, dump, shown, len(rows), brief=name is not None)
 
 
 def _matches(name: str, call: CallId, module: str) -> bool:
@@ -80,7 +83,3 @@ def _print_text(dumps: list[Dump], dump: Dump, shown: list[CallRecord], total: i
         click.echo(f"... {total - len(shown)} more (--limit 0 shows all)")
     if shown and not brief:
         click.echo(f"\nnext    ulpscope show {dump.folder} {call_text(shown[len(shown) // 2].id)}")
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    click.echo(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import click
 
+from ulpscope.api.launch import NOTHING
+from ulpscope.cli.printing import print_json, print_lines
 from ulpscope.compare.elements import BY, Elements, survey
 from ulpscope.compare.kernels import TensorPair, compare_folders
 from ulpscope.compare.metrics import contrast_bits
@@ -26,7 +26,7 @@ from ulpscope.report.tensor import (
 from ulpscope.store.tensor_file import StoredTensor, read_tensor
 from ulpscope.store.tensor_folder import holds_tensors, read_folder
 
-_DIFFERS, _NOTHING = 1, 4
+_DIFFERS = 1
 
 
 @click.command()
@@ -70,7 +70,7 @@ def tensor(
     folders = [each is not None and holds_tensors(Path(each)) for each in (reference, target)]
     if folders[0] and (target is None or folders[1]):
         if target is None:
-            click.echo("\n".join(folder_lines(read_folder(Path(reference)))))
+            print_lines(folder_lines(read_folder(Path(reference))))
             return
         ctx.exit(_folders(reference, target, csv_file))
     if csv_file is not None:
@@ -80,9 +80,9 @@ def tensor(
         save_text(first, Path(text_file))
     if target is None:
         if form == "json":
-            _print_json(tensor_json(first))
+            print_json(tensor_json(first))
         else:
-            click.echo("\n".join(tensor_lines(first)))
+            print_lines(tensor_lines(first))
         return
     second = read_tensor(target, step=step, rank=rank)
     ctx.exit(_pair(first, second, worst=worst, by=by, atol=atol, rtol=rtol, form=form))
@@ -100,10 +100,10 @@ def _pair(
     sides = [Elements(side.raw, side.dtype, side.shape) for side in (reference, target)]
     found = survey(*sides, atol=atol, rtol=rtol, worst=worst, by=by)
     if form == "json":
-        _print_json(pair_json(reference, target, contrast, found))
+        print_json(pair_json(reference, target, contrast, found))
     else:
-        click.echo("\n".join(pair_lines(reference, target, contrast, found, by=by)))
-    return _NOTHING if not contrast.count else _DIFFERS if found.off else 0
+        print_lines(pair_lines(reference, target, contrast, found, by=by))
+    return NOTHING if not contrast.count else _DIFFERS if found.off else 0
 
 
 def _folders(reference: str, target: str, csv_file: str | None) -> int:
@@ -111,14 +111,10 @@ def _folders(reference: str, target: str, csv_file: str | None) -> int:
     pairs: list[TensorPair] = list(compare_folders(*folders))
     if csv_file is not None:
         write_csv(Path(csv_file), COLUMNS, kernel_rows(pairs))
-    click.echo("\n".join(pairs_lines(reference, target, pairs)))
+    print_lines(pairs_lines(reference, target, pairs))
     measured = [pair.measured.contrast for pair in pairs if pair.measured is not None]
     if not measured:
-        return _NOTHING
+        return NOTHING
     if any(contrast.differing for contrast in measured):
         return _DIFFERS
     return DumpError.exit_code if len(measured) < len(pairs) else 0
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    click.echo(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False))

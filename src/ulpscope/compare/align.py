@@ -1,8 +1,9 @@
-"""Which call of the target belongs to which call of the reference. Works on names, modules and shapes; reads no element.
+"""Which call of the target belongs to which call of the reference.
 
+    VALUES  FUZZY inside each module, modules by what they read and gave where their names differ; where a module has more calls of a
+            name on one side, those that read the same values
     NAME    the same full name
-    FUZZY   the same name without its number, in order, shapes deciding where the counts differ
-    PLACE   FUZZY inside each module: a call more in one module does not shift the numbers of all calls after it
+    FUZZY   the same name without its number, in order, arguments deciding where the counts differ
 
 A backward call follows its forward call, whatever the order in which gradients were taken.
 """
@@ -16,23 +17,22 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ulpscope.compare.comparison import How
+from ulpscope.compare.values import Values, path_of, plain_module
 from ulpscope.model.names import MODULE
-from ulpscope.model.records import CallId, Phase
-from ulpscope.store.reader import Dump
+from ulpscope.model.records import CallId, CallRecord, Phase
+from ulpscope.store.dump import Dump
 
-# Wrappers put these into the names of modules; a run with one and a run without are the same model.
-_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _FOLLOWS_FORWARD = frozenset({Phase.BACKWARD, Phase.PARAMETERS_GRAD})
-# Above this many pairs of calls of one name in one module, shapes are not compared: the cost is their product.
+# Above this many pairs of calls of one name in one module, arguments are not compared: the cost is their product.
 _MOST_PAIRS = 4_000_000
 
 
 class Align(enum.Enum):
     """How calls are put together."""
 
+    VALUES = "values"
     NAME = "name"
     FUZZY = "fuzzy"
-    PLACE = "place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,17 @@ class Pairing:
     why: str = ""
 
 
-def align(reference: Dump, target: Dump, by: Align = Align.PLACE) -> list[Pairing]:
+def align(reference: Dump, target: Dump, by: Align = Align.VALUES, values: Values | None = None) -> list[Pairing]:
     """Every call of both dumps, paired or alone, in the order of the target; what only the reference has at its place there."""
     left, right = reference.ids(), target.ids()
     named = _Named(reference, target, left)
     if by is Align.NAME:
         partner = [named.take(_plain(call), place) for place, call in enumerate(right)]
     else:
-        partner = _by_group(reference, target, left, right, named, inside_modules=by is Align.PLACE)
-    how = {Align.NAME: How.NAME, Align.FUZZY: How.FUZZY, Align.PLACE: How.PLACE}[by]
+        values = (values or Values(reference, target)) if by is Align.VALUES else None
+        partner = _Groups(reference, target, values).partners(named)
+    how = {Align.NAME: How.NAME, Align.FUZZY: How.FUZZY, Align.VALUES: How.VALUES}[by]
     return list(_in_order(left, right, partner, how))
-
-
-def plain_module(name: str) -> str:
-    """A module's name without what wrappers add to it."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _plain(call: CallId) -> CallId:
@@ -98,57 +94,153 @@ class _Named:
 _Group = tuple[str, str, str, int]
 
 
-def _by_group(
-    reference: Dump,
-    target: Dump,
-    left: Sequence[CallId],
-    right: Sequence[CallId],
-    named: _Named,
-    *,
-    inside_modules: bool,
-) -> list[int | None]:
-    groups = _groups(reference, left), _groups(target, right)
-    if not inside_modules or not all(any(group[0] for group in side) for side in groups):
-        # Without modules on both sides there is one place for all.
-        groups = _merged(groups[0], without=0), _merged(groups[1], without=0)
-    groups = _by_thread(*groups)
-    partner: list[int | None] = [None] * len(right)
-    number: dict[CallId, int] = {}
-    for group, places in groups[1].items():
-        others = groups[0].get(group, [])
-        for mine, theirs in _paired(reference, target, others, places, left, right):
-            partner[mine] = theirs
-            number[_plain(right[mine])] = left[theirs].index
-    _follow(partner, number, right, named)
-    return partner
+class _Groups:
+    """The calls of both dumps by module, kind and name; a backward call goes with its forward call."""
+
+    def __init__(self, reference: Dump, target: Dump, values: Values | None) -> None:
+        self._reference, self._target = reference, target
+        self._left, self._right = reference.ids(), target.ids()
+        self._values = values
+
+    def partners(self, named: _Named) -> list[int | None]:
+        """For each call of the target its place in the reference."""
+        groups = self._grouped(self._reference, self._left, {}), self._grouped(self._target, self._right, {})
+        modules = all(any(group[0] for group in side) for side in groups)
+        if self._values is not None and modules and groups[0].keys() != groups[1].keys():
+            groups = groups[0], self._grouped(self._target, self._right, self._values.modules)
+        if self._values is None or not modules:
+            # Without modules on both sides there is one place for all.
+            groups = _merged(groups[0], without=0), _merged(groups[1], without=0)
+        groups = _by_thread(*groups)
+        same = self._values is None or all(
+            len(groups[0].get(group, ())) == len(groups[1].get(group, ()))
+            for group in groups[0].keys() | groups[1].keys()
+        )
+        partner: list[int | None] = [None] * len(self._right)
+        number: dict[CallId, int] = {}
+        for group, places in groups[1].items():
+            others = groups[0].get(group, [])
+            for mine, theirs in self._paired(others, places, in_order=same):
+                partner[mine] = theirs
+                number[_plain(self._right[mine])] = theirs
+        self._follow(partner, number, named)
+        return partner
+
+    def _follow(self, partner: list[int | None], number: dict[CallId, int], named: _Named) -> None:
+        """Gives backward calls the partner of their forward call; one whose forward was not recorded goes by its name."""
+        calls = [_plain(call) for call in self._right]
+        forwards = {call for call in calls if call.phase is Phase.FORWARD}
+        orphans = []
+        for place, call in enumerate(calls):
+            if partner[place] is not None or call.phase not in _FOLLOWS_FORWARD:
+                continue
+            forward = CallId(call.kind, call.name, call.index, Phase.FORWARD)
+            if forward in number:
+                theirs = _plain(self._left[number[forward]])
+                partner[place] = named.take(
+                    CallId(theirs.kind, theirs.name, theirs.index, call.phase, call.again), place
+                )
+            elif forward not in forwards:
+                orphans.append(place)
+        for place in orphans:
+            partner[place] = named.take(calls[place], place)
+
+    def _grouped(self, dump: Dump, calls: Sequence[CallId], modules: dict[str, str]) -> dict[_Group, list[int]]:
+        """The places of all calls that are not a backward of another, by module, kind and name."""
+        found: dict[_Group, list[int]] = defaultdict(list)
+        for place, (call, module, thread) in enumerate(
+            zip(map(_plain, calls), dump.modules(), dump.threads(), strict=True)
+        ):
+            if call.phase in _FOLLOWS_FORWARD or call.again:
+                continue
+            name, plain = call.name, plain_module(module)
+            if call.kind == MODULE and self._values is not None:
+                path = path_of(call)
+                # Of a module the path says which one it is; what its class is called does not matter.
+                name = modules.get(path, path) or name
+                plain = modules.get(path, path).rpartition(".")[0]
+            else:
+                plain = modules.get(plain, plain)
+            found[plain, call.kind, name, thread].append(place)
+        return dict(found)
+
+    def _paired(self, theirs: list[int], mine: list[int], *, in_order: bool) -> Iterable[tuple[int, int]]:
+        """Pairs (place in the target, place in the reference) of one group."""
+        if not theirs:
+            return ()
+        even = len(theirs) == len(mine)
+        if even and (in_order or self._values is None or self._is_in_order(theirs, mine, self._values)):
+            return zip(mine, theirs, strict=True)
+        found: list[tuple[int, int]] = []
+        if self._values is not None:
+            found = self._by_values(theirs, mine, self._values)
+            used, ours = {place for _, place in found}, {place for place, _ in found}
+            theirs, mine = (
+                [place for place in theirs if place not in used],
+                [place for place in mine if place not in ours],
+            )
+        if even and len(theirs) == len(mine) and self._values is not None:
+            return [*found, *zip(mine, theirs, strict=True)]  # as many here as there, and no better partner
+        return [*found, *self._by_arguments(theirs, mine)]
+
+    def _is_in_order(self, theirs: Sequence[int], mine: Sequence[int], values: Values) -> bool:
+        """Whether no call reads what is known to be another value of the reference than its counterpart reads."""
+        for here, there in zip(mine, theirs, strict=True):
+            read, given = _read(values, here), _given(values, there)
+            if read and None not in read and not given.issuperset(read):
+                return False
+        return True
+
+    def _by_values(self, theirs: Sequence[int], mine: Sequence[int], values: Values) -> list[tuple[int, int]]:
+        """The calls that read the same values, in order."""
+        waiting: defaultdict[frozenset[int | None], list[int]] = defaultdict(list)
+        for place in reversed(theirs):
+            waiting[frozenset(_given(values, place))].append(place)
+        found = []
+        for place in mine:
+            read = _read(values, place)
+            if read and None not in read and waiting.get(frozenset(read)):
+                found.append((place, waiting[frozenset(read)].pop()))
+        return found
+
+    def _by_arguments(self, theirs: list[int], mine: list[int]) -> Iterator[tuple[int, int]]:
+        """Of the rest those that are alike in everything but their numbers; never one that reads what its counterpart does not."""
+        if not theirs or not mine:
+            return
+        if len(theirs) * len(mine) > _MOST_PAIRS:
+            same = {self._left[place].index: place for place in theirs}
+            yield from ((place, same[self._right[place].index]) for place in mine if self._right[place].index in same)
+            return
+        values = self._values
+        ours, others = (
+            [_told(dump.nth(place)) for place in places]
+            for dump, places in ((self._target, mine), (self._reference, theirs))
+        )
+        blocks = difflib.SequenceMatcher(None, others, ours, autojunk=False).get_matching_blocks()
+        for block in blocks:
+            for step in range(block.size):
+                here, there = mine[block.b + step], theirs[block.a + step]
+                read = _read(values, here) if values is not None else []
+                if values is None or not read or None in read or _given(values, there).issuperset(read):
+                    yield here, there
 
 
-def _follow(partner: list[int | None], number: dict[CallId, int], right: Sequence[CallId], named: _Named) -> None:
-    """Gives backward calls the partner of their forward call; one whose forward was not recorded goes by its name."""
-    calls = [_plain(call) for call in right]
-    forwards = {call for call in calls if call.phase is Phase.FORWARD}
-    orphans = []
-    for place, call in enumerate(calls):
-        if partner[place] is not None or call.phase not in _FOLLOWS_FORWARD:
-            continue
-        forward = CallId(call.kind, call.name, call.index, Phase.FORWARD)
-        if forward in number:
-            partner[place] = named.take(CallId(call.kind, call.name, number[forward], call.phase, call.again), place)
-        elif forward not in forwards:
-            orphans.append(place)
-    for place in orphans:
-        partner[place] = named.take(calls[place], place)
+def _read(values: Values, place: int) -> list[int | None]:
+    """Which values of the reference a call of the target reads; None for one that the reference has not."""
+    graph = values.target
+    return [values.content_of(node) for node in graph.inputs[place] if graph.is_telling[node]]
 
 
-def _groups(dump: Dump, calls: Sequence[CallId]) -> dict[_Group, list[int]]:
-    """The places of all calls that are not a backward of another, by module, kind and name."""
-    found: dict[_Group, list[int]] = defaultdict(list)
-    for place, (call, module, thread) in enumerate(
-        zip(map(_plain, calls), dump.modules(), dump.threads(), strict=True)
-    ):
-        if call.phase not in _FOLLOWS_FORWARD and not call.again:
-            found[plain_module(module), call.kind, call.name, thread].append(place)
-    return dict(found)
+def _given(values: Values, place: int) -> set[int | None]:
+    graph = values.reference
+    return {values.contents[node] for node in graph.inputs[place] if graph.is_telling[node]}
+
+
+def _told(call: CallRecord) -> Hashable:
+    """What a call was asked for: its slots, and of each the shape and dtype, or the argument."""
+    return tuple(
+        (value.slot, value.shape, value.dtype, None if value.is_tensor else repr(value.scalar)) for value in call.values
+    )
 
 
 def _by_thread(
@@ -169,29 +261,6 @@ def _merged(groups: dict[_Group, list[int]], *, without: int) -> dict[_Group, li
     for (module, kind, name, thread), places in groups.items():
         found["" if without == 0 else module, kind, name, -1 if without == 3 else thread] += places
     return {group: sorted(places) for group, places in found.items()}
-
-
-def _paired(
-    reference: Dump,
-    target: Dump,
-    theirs: list[int],
-    mine: list[int],
-    left: Sequence[CallId],
-    right: Sequence[CallId],
-) -> Iterable[tuple[int, int]]:
-    """Pairs (place in the target, place in the reference) of one group."""
-    if len(theirs) == len(mine):
-        return zip(mine, theirs, strict=True)
-    if len(theirs) * len(mine) > _MOST_PAIRS:
-        same = {left[place].index: place for place in theirs}
-        return ((place, same[right[place].index]) for place in mine if right[place].index in same)
-    ours, others = _shapes(target, mine), _shapes(reference, theirs)
-    blocks = difflib.SequenceMatcher(None, others, ours, autojunk=False).get_matching_blocks()
-    return ((mine[block.b + step], theirs[block.a + step]) for block in blocks for step in range(block.size))
-
-
-def _shapes(dump: Dump, places: Iterable[int]) -> list[Hashable]:
-    return [tuple((value.slot, value.shape) for value in dump.nth(place).values) for place in places]
 
 
 # --- order ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ class How(str, enum.Enum):
     """By what two calls were put together."""
 
     NAME = "same name"
-    PLACE = "same place in the same module"
+    VALUES = "same place, or the same values"
     FUZZY = "same name, other call number"
     MAPPING = "mapping file"
     ALONE = "alone"

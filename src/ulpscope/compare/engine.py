@@ -23,6 +23,7 @@ from ulpscope.compare.comparison import CallComparison, Code, Comparison, Eviden
 from ulpscope.compare.mapping import Mapping
 from ulpscope.compare.reading import Pending, Reading
 from ulpscope.compare.runs import pair_runs, warn_of_one
+from ulpscope.compare.values import Values
 from ulpscope.compare.verdict import (
     elements_error,
     is_partly_known,
@@ -36,7 +37,8 @@ from ulpscope.model.errors import DumpError
 from ulpscope.model.names import value_text
 from ulpscope.model.records import CallId, CallRecord, Value
 from ulpscope.native.measuring import sketch_relative_l2
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +58,22 @@ _slot_of = attrgetter("slot")
 class Options:
     """How two dumps are compared. `jobs`: threads that read elements, 0 for all cores."""
 
-    align: Align = Align.PLACE
+    align: Align = Align.VALUES
     mapping: Mapping = field(default_factory=Mapping)
     jobs: int = 0
     elements: bool = True
 
 
-def compare_dumps(reference: Dump, target: Dump, options: Options | None = None) -> Iterator[CallComparison]:
-    """Every call of both dumps with its values compared, in the order of the target."""
+def compare_dumps(
+    reference: Dump, target: Dump, options: Options | None = None, values: Values | None = None
+) -> Iterator[CallComparison]:
+    """Every call of both dumps with its values compared, in the order of the target. `values`: of these dumps, if there are some."""
     options = options or Options()
     warn_of_one(reference.folder, target.folder)
     formats = {dump.manifest.format for dump in (reference, target) if dump.manifest.config.get("sketch")}
     if len(formats) > 1:
         log.warning(_TWO_FORMATS, reference.folder, target.folder)
-    pairings = align(reference, target, options.align)
+    pairings = align(reference, target, options.align, values)
     jobs = options.jobs or os.cpu_count() or 1
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(jobs)) if jobs > 1 else None
@@ -81,6 +85,12 @@ def compare_dumps(reference: Dump, target: Dump, options: Options | None = None)
                 yield _finished(waiting.popleft())
         while waiting:
             yield _finished(waiting.popleft())
+
+
+def compare_calls(reference: Dump, target: Dump, match: Match) -> CallComparison:
+    """One call of each, or one that is alone, by all that is known but elements."""
+    pairs = _Pairs(reference, target, Reading(reference, target, None, jobs=1), elements=False)
+    return _finished((match, _matched(match, Mapping(), reference, pairs)))
 
 
 def compare_runs(
@@ -116,8 +126,13 @@ def _drafts(
     left = None if pairing.reference is None else reference.nth(pairing.reference)
     right = None if pairing.target is None else target.nth(pairing.target)
     match = Match(left, right, pairing.how, pairing.why)
+    return match, _matched(match, mapping, reference, pairs)
+
+
+def _matched(match: Match, mapping: Mapping, reference: Dump, pairs: _Pairs) -> list[_Draft | Comparison]:
+    left, right = match.reference, match.target
     if left is not None and right is not None and not mapping and _slot_by_slot(left.values, right.values):
-        return match, list(map(pairs.draft, repeat(match), left.values, right.values))
+        return list(map(pairs.draft, repeat(match), left.values, right.values))
     unused = {} if left is None else {value.slot: value for value in left.values}
     drafts: list[_Draft | Comparison] = []
     for value in () if right is None else right.values:
@@ -127,7 +142,7 @@ def _drafts(
         else:
             drafts.append(pairs.draft(match, unused.pop(value.slot, None), value))
     drafts += [pairs.draft(match, value, None) for value in unused.values()]
-    return match, drafts
+    return drafts
 
 
 def _slot_by_slot(left: Sequence[Value], right: Sequence[Value]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ulpscope.model.errors import ConfigError
 from ulpscope.model.names import call_of_value, call_text, value_text
 from ulpscope.model.records import CallId, Slot
-from ulpscope.store.formats.yaml_file import read_yaml
+from ulpscope.store.files.yaml_file import read_yaml
 
 _MOST_BYTES = 64 << 20
 _MOST_PROBLEMS = 50

@@ -13,8 +13,8 @@ from struct import Struct
 from ulpscope.compare.metrics import Contrast, Streams, contrast_bits, contrast_short
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import Value
+from ulpscope.store.dump import Dump
 from ulpscope.store.mapped import StoredBits, forget
-from ulpscope.store.reader import Dump
 
 # A batch is read when it has so many pairs, or its part of so many bytes: what Python does between two pairs it does slowly, after
 # the elements have gone through the caches. So many bytes are read without Python's lock, and their pages let go.

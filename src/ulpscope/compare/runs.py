@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ulpscope.model.errors import DumpError
-from ulpscope.store.layout import Place, find_dumps
+from ulpscope.store.registry import find_dumps
+from ulpscope.store.run_folder import DumpLocation
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -33,8 +34,8 @@ class Runs:
     """The units of two runs, and the dumps that one run alone has."""
 
     units: tuple[Unit, ...]
-    only_reference: tuple[Place, ...] = ()
-    only_target: tuple[Place, ...] = ()
+    only_reference: tuple[DumpLocation, ...] = ()
+    only_target: tuple[DumpLocation, ...] = ()
 
 
 def pair_runs(reference: str | Path, target: str | Path, *, step: int | None = None, rank: int | None = None) -> Runs:
@@ -67,7 +68,7 @@ def warn_of_one(reference: Path, target: Path) -> None:
             log.warning("both sides are the same dump: %s", target)
 
 
-def _places(run: str | Path, step: int | None, rank: int | None) -> list[Place]:
+def _places(run: str | Path, step: int | None, rank: int | None) -> list[DumpLocation]:
     found = find_dumps(Path(run))
     chosen = [place for place in found if step in (None, place.step) and rank in (None, place.rank)]
     if not chosen:
@@ -77,11 +78,11 @@ def _places(run: str | Path, step: int | None, rank: int | None) -> list[Place]:
     return chosen
 
 
-def _unit(reference: Place, target: Place) -> Unit:
+def _unit(reference: DumpLocation, target: DumpLocation) -> Unit:
     return Unit(target.step, target.rank, reference.folder, target.folder)
 
 
-def _listed(places: Sequence[Place]) -> str:
+def _listed(places: Sequence[DumpLocation]) -> str:
     shown = ", ".join(f"step {place.step} rank {place.rank}" for place in places[:4])
     return shown + (f" and {len(places) - 4} more" if len(places) > 4 else "")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Hashable, Iterator, Sequence
 
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 
 def paired_in_order(reference: Dump, target: Dump, *, sizes: bool) -> Iterator[tuple[int, int]]:

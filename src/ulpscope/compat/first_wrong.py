@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
 
-from ulpscope.analyze.advice import ACCURATE, NOT_ACCURATE
+from ulpscope.findings.advice import ACCURATE, NOT_ACCURATE
 from ulpscope.model.dtypes import DTYPES
 from ulpscope.report.table import Cell, Row
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 VERDICTS = ("Result", "Accuracy Reached or Not")
 # What a table says of a row that it cannot judge, and the error below which the manual takes a value for accurate.

@@ -16,6 +16,16 @@ from numpy.typing import NDArray
 from ulpscope.model.records import PathStep, Phase, Role
 
 
+class PathOfCode(str):
+    """The path of a module whose calls are made by code that was written of many modules: each belongs to its own."""
+
+    __slots__ = ()
+
+    def inside(self, frame: FrameType | None) -> str:
+        """The path of the module to which what this frame calls belongs."""
+        raise NotImplementedError
+
+
 class OpenCall:
     """A call that has begun. Only numbers and texts: it must never keep a tensor alive."""
 

@@ -13,6 +13,7 @@ A repeated backward of the same call carries `~1`, `~2` behind its name.
 
 from __future__ import annotations
 
+from ulpscope.model import operators
 from ulpscope.model.records import CallId, Phase, Role, Slot
 
 MODULE = "Module"
@@ -21,26 +22,9 @@ GENERATOR = "torch._C.Generator"
 OPTIMIZER = "Optimizer"
 SAVED = "Saved"
 # Of calls of functions and kernels.
-KINDS = frozenset({"Aten", "Distributed", "Functional", "Init", "MindSpeed", "NPU", "Tensor", "Torch", "VF"})
+KINDS = operators.KINDS
 INIT = "Init"  # of torch.nn.init, whose functions fill a tensor
-# Calls that write their first argument without reading it.
-FILLS = frozenset(
-    {
-        "bernoulli_",
-        "cauchy_",
-        "copy_",
-        "exponential_",
-        "fill_",
-        "geometric_",
-        "log_normal_",
-        "normal_",
-        "random_",
-        "set_",
-        "trunc_normal_",
-        "uniform_",
-        "zero_",
-    }
-)
+FILLS = operators.named(operators.Trait.FILLS)
 _INDEX_LAST = frozenset({MODULE, OPTIMIZER})
 _ROLES = frozenset({role.value for role in Role} | {"kwargs"})
 _ROLELESS = frozenset({Phase.PARAMETERS_GRAD.value, Phase.DEBUG.value})
@@ -75,6 +59,12 @@ def parse_call(text: str) -> CallId:
     if len(parts) >= 4 and parts[-1] in _PHASES and parts[-2].isdigit():
         return CallId(parts[0], ".".join(parts[1:-2]), int(parts[-2]), _PHASES[parts[-1]], again)
     raise ValueError(f"{text!r} is not the name of a call; a name looks like Functional.conv2d.0.forward")
+
+
+def is_asked(asked: str, call: CallId) -> bool:
+    """Whether a full name stands for a call: with its phase for this phase alone, without for both."""
+    text = call_text(call)
+    return asked == text or (call.kind not in _INDEX_LAST and text in (f"{asked}.forward", f"{asked}.backward"))
 
 
 def is_within(module: str, path: str) -> bool:

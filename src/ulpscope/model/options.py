@@ -23,11 +23,11 @@ class CaptureConfig:
     """What to capture, and how.
 
     steps and ranks   numbers or ranges "10:12" (end included); empty: all
-    only, skip        names: an exact call (`Functional.conv2d.1.forward`, with or without the phase), a name without its
+    only, skip        names: an exact call (`Functional.conv2d.1.forward`; without its phase, both), a name without its
                       number (`Functional.conv2d`), the path of a module (`model.layers.1`, `Module.fc`: itself, and the calls
-                      inside it), or any part of a name (`relu`)
-    scope             first and last call of a span, both included
-    below             kernel level: only kernels inside this one call
+                      inside it; at level mix also the full name of a module's call), or any part of a name (`relu`)
+    scope             first and last call of a span, both included, a module with all inside it
+    below             kernel level: this one call, and the kernels inside it
     acl_config        with below or overflows, on an NPU: the vendor's dump writes the kernels, as this acl_config.json says
     backward_input    with acl_config and a backward: .pt or .npy files with the gradients of the call's outputs
     phases, roles     forward, backward; input, output; empty: both

@@ -15,7 +15,7 @@ static const char *const spelling[WORDS] = {
     "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
     "storage_offset", "is_neg", "is_conj", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
     "register_hook", "_drop_left_over", "trouble",
-    "close_raised", "wants", "of_name", "wants_backward", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
+    "close_raised", "wants", "of_name", "wants_backward", "wants_now", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
         "take",
     "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind",
         "name",
@@ -25,6 +25,7 @@ static const char *const spelling[WORDS] = {
         "code",
     "untyped_storage", "start", "stop", "step", "names", "of", "__name__", "alone",
     "_parameters", "is_leaf", "_post_accumulate_grad_hooks", "_around", "grad", "opaque_text", "is_meta",
+    "inside", "watch_below",
 };
 
 /* --- small things ------------------------------------------------------------------------------------------------ */
@@ -108,7 +109,7 @@ PyObject *tuple_at(PyObject *args, Py_ssize_t at) {
 
 /* --- frames ------------------------------------------------------------------------------------------------------ */
 
-enum { SKETCH_OFFSET = 96, FRAME_HEAD = 72, RING_HEAD = 16, RING_TAKEN = 24, RING_DATA = 4096 };
+enum { FRAME_HEAD = sizeof(FrameHead), RING_DATA = 4096 };
 
 static void detach(Frames *f) {
     if (f->map) PyBuffer_Release(&f->view);
@@ -139,30 +140,40 @@ static void ring_copy(Frames *f, uint64_t at, const void *data, size_t size) {
     memcpy(f->map + RING_DATA + at, data, first);
     memcpy(f->map + RING_DATA, (const char *)data + first, size - first);
 }
-static int frames_place(Frames *f, const uint64_t places[5], const Bytes parts[5]) {
-    char head[FRAME_HEAD] = "ulpF";
-    uint32_t lengths[5], body = 0;
-    for (int i = 0; i < 5; i++) body += lengths[i] = (uint32_t)parts[i].size;
-    memcpy(head + 4, &body, 4), memcpy(head + 8, places, 40), memcpy(head + 48, lengths, 20);
-    uint64_t at, taken;
-    memcpy(&at, f->map + RING_HEAD, 8);
-    taken = __atomic_load_n((uint64_t *)(f->map + RING_TAKEN), __ATOMIC_ACQUIRE);
-    if (FRAME_HEAD + (uint64_t)body > f->capacity - (at - taken)) {
-        PyObject *whole = PyBytes_FromStringAndSize(NULL, FRAME_HEAD + (Py_ssize_t)body);
-        char *to = whole ? PyBytes_AsString(whole) : NULL;
-        if (!to) return -1;
-        memcpy(to, head, FRAME_HEAD), to += FRAME_HEAD;
-        for (int i = 0; i < 5; to += lengths[i++]) memcpy(to, parts[i].data, lengths[i]);
-        int done = truth_of(PyObject_CallFunctionObjArgs(f->put, whole, NULL));
-        Py_DECREF(whole);
-        return done;
+/* Gives a frame for which the ring has no room to Python. Whether it was put; -1 with an exception set. */
+static int frames_put(Frames *f, const FrameHead *head, const Bytes parts[TABLES]) {
+    PyObject *whole = PyBytes_FromStringAndSize(NULL, FRAME_HEAD + (Py_ssize_t)head->body);
+    if (!whole) return -1;
+    char *to = PyBytes_AsString(whole);
+    memcpy(to, head, FRAME_HEAD);
+    to += FRAME_HEAD;
+    for (int i = 0; i < TABLES; to += head->sizes[i++]) memcpy(to, parts[i].data, head->sizes[i]);
+    int status = truth_of(PyObject_CallFunctionObjArgs(f->put, whole, NULL));
+    Py_DECREF(whole);
+    return status;
+}
+/* Puts a frame of parts that belong at `places` of their tables. Whether it was put; -1 with an exception set. */
+static int frames_place(Frames *f, const uint64_t places[TABLES], const Bytes parts[TABLES]) {
+    RingHead *ring = (RingHead *)f->map;
+    FrameHead head = {.magic = FRAME_MAGIC};
+    for (int i = 0; i < TABLES; i++) {
+        head.places[i] = places[i];
+        head.sizes[i] = (uint32_t)parts[i].size;
+        head.body += head.sizes[i];
     }
-    uint64_t end = at;
-    ring_copy(f, end, head, FRAME_HEAD), end += FRAME_HEAD;
-    for (int i = 0; i < 5; end += lengths[i++]) if (lengths[i]) ring_copy(f, end, parts[i].data, lengths[i]);
-    __atomic_store_n((uint64_t *)(f->map + RING_HEAD), end, __ATOMIC_RELEASE);
+    uint64_t end = ring->head;
+    uint64_t taken = __atomic_load_n(&ring->taken, __ATOMIC_ACQUIRE);
+    if (FRAME_HEAD + (uint64_t)head.body > f->capacity - (end - taken)) return frames_put(f, &head, parts);
+    ring_copy(f, end, &head, FRAME_HEAD);
+    end += FRAME_HEAD;
+    for (int i = 0; i < TABLES; end += head.sizes[i++])
+        if (head.sizes[i]) ring_copy(f, end, parts[i].data, head.sizes[i]);
+    __atomic_store_n(&ring->head, end, __ATOMIC_RELEASE);
     /* What is filed during a step nobody waits for at its end. The writer takes its time: each sixteenth wakes it once. */
-    if (end - (taken > f->woken ? taken : f->woken) > f->capacity / 16) f->full = 1, f->woken = end;
+    if (end - (taken > f->woken ? taken : f->woken) > f->capacity / 16) {
+        f->full = 1;
+        f->woken = end;
+    }
     return 1;
 }
 /* Last of all: Python may raise there what is meant for the program. */
@@ -173,16 +184,22 @@ static int wake_if_full(Frames *f) {
     Py_XDECREF(woken);
     return woken ? 0 : -1;
 }
-/* Puts a frame of what has come since the last one and of a call, if there is one. */
-int frames_commit(Frames *f, char *row, const void *values, size_t size) {
+/* Puts a frame of what has come since the last one and of a call, if there is one, whose first value is filled in.
+ * 0, or -1 with an exception set. */
+int frames_commit(Frames *f, CallRow *row, const void *values, size_t size) {
     if (!f->map || f->failed) return 0;
-    uint64_t first = f->sizes[3] / 16;
-    if (row) memcpy(row + 24, &first, 8);
-    Bytes parts[5] = {f->strings, f->measures, f->sketches, {(char *)values, size, 0}, {row, row ? CALL_BYTES : 0, 0}};
+    if (row) row->first_value = f->sizes[AT_VALUES] / sizeof(ValueRow);
+    Bytes parts[TABLES] = {
+        [AT_STRINGS] = f->strings,
+        [AT_MEASURES] = f->measures,
+        [AT_SKETCHES] = f->sketches,
+        [AT_VALUES] = {(char *)values, size, 0},
+        [AT_CALLS] = {(char *)row, row ? sizeof *row : 0, 0},
+    };
     int done = frames_place(f, f->sizes, parts);
     if (done < 0) return -1;
     f->strings.size = f->measures.size = f->sketches.size = 0;
-    for (int i = 0; done && i < 5; i++) f->sizes[i] += parts[i].size;
+    for (int i = 0; done && i < TABLES; i++) f->sizes[i] += parts[i].size;
     f->calls += done && row;
     return wake_if_full(f);
 }
@@ -223,27 +240,31 @@ static PyObject *frames_add_measured(Frames *f, PyObject *row) {
 static PyObject *frames_commit_call(Frames *f, PyObject *args) {
     const char *row, *values;
     Py_ssize_t length, size;
-    char own[CALL_BYTES];
+    CallRow own;
     if (!PyArg_ParseTuple(args, "y#y#", &row, &length, &values, &size)) return NULL;
-    if (length && length != CALL_BYTES) return PyErr_SetString(PyExc_ValueError, "not a call"), NULL;
-    memcpy(own, row, (size_t)length);
-    if (frames_commit(f, length ? own : NULL, values, (size_t)size)) return NULL;
+    if (length && length != sizeof own) return PyErr_SetString(PyExc_ValueError, "not a call"), NULL;
+    memcpy(&own, row, (size_t)length);
+    if (frames_commit(f, length ? &own : NULL, values, (size_t)size)) return NULL;
     Py_RETURN_NONE;
 }
 /* Rows of measures that are there already, by their numbers, and their sketches, which follow the last ones. */
-static int patch_all(Frames *f, const uint32_t *numbers, size_t count, char *rows, Bytes sketches) {
-    for (size_t i = 0; i < count; i++) {
-        uint64_t offset;
-        char *at = rows + MEASURE_BYTES * i + SKETCH_OFFSET;
-        memcpy(&offset, at, 8), offset += f->sketch_size, memcpy(at, &offset, 8);
-    }
+static int patch_all(Frames *f, const uint32_t *numbers, size_t count, MeasureRow *rows, Bytes sketches) {
+    for (size_t i = 0; i < count; i++) rows[i].sketch_offset += f->sketch_size;
     for (size_t i = 0, next; i < count && f->map && !f->failed; i = next) { /* `put` runs Python, where much can happen */
         for (next = i + 1; next < count && numbers[next] == numbers[next - 1] + 1; next++) {}
-        uint64_t places[5] = {f->sizes[0], (uint64_t)MEASURE_BYTES * numbers[i], f->sizes[2], f->sizes[3], f->sizes[4]};
-        Bytes parts[5] = {{0}, {rows + MEASURE_BYTES * i, MEASURE_BYTES * (next - i), 0}, sketches};
+        uint64_t places[TABLES];
+        Bytes parts[TABLES] = {
+            [AT_MEASURES] = {(char *)(rows + i), sizeof *rows * (next - i), 0},
+            [AT_SKETCHES] = sketches,
+        };
+        memcpy(places, f->sizes, sizeof places);
+        places[AT_MEASURES] = sizeof *rows * (uint64_t)numbers[i];
         int done = frames_place(f, places, parts);
         if (done < 0) return -1;
-        if (done) f->sizes[2] += sketches.size, f->sketch_size += sketches.size;
+        if (done) {
+            f->sizes[AT_SKETCHES] += sketches.size;
+            f->sketch_size += sketches.size;
+        }
         sketches.size = 0;
     }
     return 0;
@@ -262,20 +283,19 @@ static PyObject *frames_patch(Frames *f, PyObject *args) {
 }
 #ifndef _WIN32
 typedef struct {
-    uint32_t body, sizes[5];
-    uint64_t places[5];
-    const char *cut;
+    FrameHead head;
+    const char *cut; /* its bytes */
 } Frame;
 /* The frame at a place; 0 where it is not whole, -1 where it is broken. */
 static int frame_at(const Py_buffer *data, Py_ssize_t at, Frame *to) {
     if (at + FRAME_HEAD > data->len) return 0;
-    const char *head = (const char *)data->buf + at;
-    memcpy(&to->body, head + 4, 4), memcpy(to->places, head + 8, 40), memcpy(to->sizes, head + 48, 20);
-    if (at + FRAME_HEAD + (Py_ssize_t)to->body > data->len) return 0;
-    to->cut = head + FRAME_HEAD;
+    const char *from = (const char *)data->buf + at;
+    memcpy(&to->head, from, FRAME_HEAD);
+    if (at + FRAME_HEAD + (Py_ssize_t)to->head.body > data->len) return 0;
+    to->cut = from + FRAME_HEAD;
     uint64_t all = 0;
-    for (int i = 0; i < 5; i++) all += to->sizes[i];
-    return all <= to->body ? 1 : -1;
+    for (int i = 0; i < TABLES; i++) all += to->head.sizes[i];
+    return all <= to->head.body ? 1 : -1;
 }
 /* Pieces that follow each other in a file. */
 enum { MOST_PIECES = 256 };
@@ -297,11 +317,11 @@ static int run_write(Run *run) {
     return 0;
 }
 /* In this order: whoever reads meanwhile begins with the last, and finds what it points to. */
-static int run_all(Run runs[5]) {
-    for (int i = 0; i < 5; i++) if (run_write(runs + i)) return -1;
+static int run_all(Run runs[TABLES]) {
+    for (int i = 0; i < TABLES; i++) if (run_write(runs + i)) return -1;
     return 0;
 }
-static int run_add(Run runs[5], int i, const char *data, size_t size) {
+static int run_add(Run runs[TABLES], int i, const char *data, size_t size) {
     Run *run = runs + i;
     if (!size) return 0;
     if (run->count == MOST_PIECES && run_all(runs)) return -1;
@@ -309,42 +329,45 @@ static int run_add(Run runs[5], int i, const char *data, size_t size) {
     return 0;
 }
 /* 0, an error number, or -1 where a frame is broken. */
-static int file_all(const Py_buffer *data, Run runs[5], uint64_t *filed, Py_ssize_t *end) {
+static int file_all(const Py_buffer *data, Run runs[TABLES], uint64_t *filed, Py_ssize_t *end) {
     Frame frame;
+    const FrameHead *head = &frame.head;
     int whole;
     uint64_t begun = *filed;
     Py_ssize_t at = 0;
-    for (; (whole = frame_at(data, at, &frame)) > 0; at += FRAME_HEAD + (Py_ssize_t)frame.body)
-        for (int i = 0; i < 5; frame.cut += frame.sizes[i++]) {
-            if (!at) runs[i].at = i == 1 ? begun : frame.places[i];
-            if (i == 1 && frame.places[1] != *filed) continue;
-            if (run_add(runs, i, frame.cut, frame.sizes[i])) return errno;
-            *filed += i == 1 ? frame.sizes[1] : 0;
+    for (; (whole = frame_at(data, at, &frame)) > 0; at += FRAME_HEAD + (Py_ssize_t)head->body)
+        for (int i = 0; i < TABLES; frame.cut += head->sizes[i++]) {
+            if (!at) runs[i].at = i == AT_MEASURES ? begun : head->places[i];
+            if (i == AT_MEASURES && head->places[i] != *filed) continue;
+            if (run_add(runs, i, frame.cut, head->sizes[i])) return errno;
+            *filed += i == AT_MEASURES ? head->sizes[i] : 0;
         }
     if (whole < 0) return -1;
     if (run_all(runs)) return errno;
     *end = at;
     /* Then what is known now of measures that are there already. */
-    for (at = 0; at < *end && frame_at(data, at, &frame) > 0; at += FRAME_HEAD + (Py_ssize_t)frame.body) {
-        if (frame.places[1] == begun) {
-            begun += frame.sizes[1];
+    Run *measures = runs + AT_MEASURES;
+    for (at = 0; at < *end && frame_at(data, at, &frame) > 0; at += FRAME_HEAD + (Py_ssize_t)head->body) {
+        uint32_t size = head->sizes[AT_MEASURES];
+        if (head->places[AT_MEASURES] == begun) {
+            begun += size;
             continue;
         }
-        runs[1].at = frame.places[1];
-        if (run_add(runs, 1, frame.cut + frame.sizes[0], frame.sizes[1]) || run_write(runs + 1)) return errno;
+        measures->at = head->places[AT_MEASURES];
+        if (run_add(runs, AT_MEASURES, frame.cut + head->sizes[AT_STRINGS], size) || run_write(measures)) return errno;
     }
     return 0;
 }
 static PyObject *file_frames(PyObject *module, PyObject *args) {
     Py_buffer data;
     unsigned long long begun;
-    int files[5], failed;
+    int files[TABLES], failed;
     if (!PyArg_ParseTuple(args, "y*(iiiii)K", &data, files, files + 1, files + 2, files + 3, files + 4, &begun)) return NULL;
     GONE(filed);
-    Run *runs = calloc(5, sizeof *runs);
+    Run *runs = calloc(TABLES, sizeof *runs);
     uint64_t filed = begun;
     Py_ssize_t end = 0;
-    for (int i = 0; runs && i < 5; i++) runs[i].file = files[i];
+    for (int i = 0; runs && i < TABLES; i++) runs[i].file = files[i];
     Py_BEGIN_ALLOW_THREADS
     failed = runs ? file_all(&data, runs, &filed, &end) : ENOMEM;
     Py_END_ALLOW_THREADS
@@ -524,8 +547,11 @@ static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name
 PyMODINIT_FUNC PyInit__taps(void) { return PyModuleDef_Init(&definition); }
 
 /* All of it is one unit: the compiler sees through calls from file to file, which are most of what is called here. */
+#include "texts.c"
+#include "stacks.c"
 #include "values.c"
 #include "calls.c"
+#include "mode.c"
 #include "modules.c"
 #include "recorder.c"
 #include "gradients.c"

@@ -1,5 +1,5 @@
-/* What the files of the capture's hot path share: capture.c (frames, calls), values.c (names, stacks, values),
- * calls.c (calls and the function mode), modules.c (modules), recorder.c (what Python calls),
+/* What the files of the capture's hot path share: capture.c (frames, calls), texts.c (texts and names), stacks.c, values.c,
+ * calls.c (calls), mode.c (the function mode), modules.c (modules), recorder.c (what Python calls),
  * gradients.c (gradients), edges.c (the graph), cuda_queue.c (tensors on a device), torch_abi.c (torch
  * without Python), gate.c (the lock), foreign.c (functions of extensions). */
 #ifndef ULPSCOPE_TAPS_H
@@ -7,19 +7,18 @@
 #include "abi.h"
 #include "measure.h"
 
-enum { CALL_BYTES = 72, MOST_PLACES = 32, PHASES = 5, ROLES = 3, FEW_VALUES = 6, FEW_EDGES = 4 };
-#define NONE32 0xFFFFFFFFu
+enum { MOST_PLACES = 32, FEW_VALUES = 6, FEW_EDGES = 4 };
 
 /* Words of Python, in the order of their spelling in capture.c. */
 enum {
     F_BACK, F_LASTI, VERSION, DATA_PTR, REQUIRES_GRAD, DTYPE, SHAPE, STRIDE, DEVICE, BASE, STORAGE_OFFSET, IS_NEG, IS_CONJ,
     IS_INFERENCE, GRAD_FN, NEXT_FUNCTIONS, SEQUENCE_NR, VARIABLE, OUTPUT_NR, REGISTER_HOOK,
-    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, OF_NAME, WANTS_BACKWARD, NEW_META, OTHER,
+    DROP_LEFT_OVER, TROUBLE, CLOSE_RAISED, WANTS, OF_NAME, WANTS_BACKWARD, WANTS_NOW, NEW_META, OTHER,
     SCALAR_TEXTS, LEAVES, UNREAD, TRUSTS, TAKE, CODE_CLASS, FRAMES_TEXT, POSITIONS, CALL_SHAPE, SPELLING,
     SITE_SIGN, FAST, KIND, NAME, SLOW, FACTS, PLAIN, ITEMSIZE, NBYTES, EXTENT, LAYOUT, ENTER, EXIT,
     OUT, INPLACE, PLAIN_ROW, WAIT_FOR_GATE, IS_VIEW, REGISTER_PREHOOK, ARM_SLOWLY, LANE, RECIPE, CODE,
         UNTYPED_STORAGE, START, STOP, STEP, NAMES_OF, OF, TYPE_NAME, ALONE, OWN_PARAMETERS, IS_LEAF,
-        ACCUMULATED_HOOKS, AROUND, GRAD, OPAQUE_TEXT, IS_META, WORDS
+        ACCUMULATED_HOOKS, AROUND, GRAD, OPAQUE_TEXT, IS_META, INSIDE, WATCH_BELOW, WORDS
 };
 extern PyObject *word[WORDS];
 #define GET(object, name) PyObject_GetAttr(object, word[name])
@@ -72,7 +71,7 @@ typedef struct {
     uint32_t string_count, measure_count;
     Bytes strings, measures, sketches;
 } Frames;
-int frames_commit(Frames *, char *row, const void *values, size_t size);
+int frames_commit(Frames *, CallRow *row, const void *values, size_t size);
 int64_t frames_string(Frames *, const char *json, size_t size);
 int64_t frames_stack(Frames *, PyObject *json, long long parent);
 int64_t frames_measure(Frames *, const char *row, size_t size);
@@ -137,7 +136,7 @@ enum {
 typedef struct {
     PyObject_HEAD
     PyObject *given[GIVEN];
-    char reuse, on_module, all_free, forward, backward, node_order;
+    char reuse, on_module, all_free, forward, backward, node_order, follows_backward;
     char active, quiet; /* which Python sets, and the two below, which are seldom there */
     PyObject *before_first, *ignored;
     char in_c; /* whether the thread that holds the gate is in C, where no frame tells of it */
@@ -222,7 +221,7 @@ void heard_again(Quiet *);
 int64_t sequence_now(Fast *);
 int traces(Fast *);
 
-/* Of values.c. Numbers are -1 after an error. */
+/* Of texts.c, stacks.c and values.c. Numbers are -1 after an error. */
 void forget_step(Fast *, int anew);
 void drop_metas(Fast *);
 void drop_anchors(Fast *);
@@ -251,8 +250,10 @@ typedef int (*Visit)(Fast *, void *to, PyObject *path, PyObject *leaf);
 int visit_leaves(Fast *, PyObject *value, PyObject *path, Visit, void *to);
 
 /* Of calls.c. */
-enum { INPUT, OUTPUT, PARAMETERS }; /* roles, in the order they are given */
 Call *open_call(Fast *, State *, PyObject *kind, PyObject *name, PyObject *frame, int phase, int carries);
+Call *unwanted_call(Fast *, PyObject *kind, PyObject *name, int phase);
+enum { UNASKED, ALL_WANTED, NONE_WANTED, EACH_ASKED };
+int choice_of(Fast *, const Call *); /* whether the calls of its name are wanted; -1 after an error */
 int phase_of(const Fast *, PyObject *phase);
 int role_of(const Fast *, PyObject *role);
 Call *open_backward(Fast *, State *, PyObject *kind, PyObject *name, const long long *facts, PyObject *module,

@@ -5,7 +5,7 @@
 #include <structmember.h>
 
 enum { MOST_SCALARS = 16, MOST_ARGUMENTS = 40, ABOUT_BYTES = 24 };
-enum { CHECKS = 4, PENDING = 64 /* tables.py */, SEVERAL = 128 /* cuda_kernels.py: find */, WORDS_OF_ONE = 24 /* cuda_mail.py */ };
+enum { CHECKS = 4, SEVERAL = 128 /* cuda_kernels.py: find */, WORDS_OF_ONE = 24 /* cuda_mail.py */ };
 
 /* A compiled kernel; its function is 0 until it may be launched from here. All its arguments are integers. Where the driver tells at
  * which places of a buffer it wants them, that is quicker than an address for each. */
@@ -301,21 +301,11 @@ PyType_Spec lane_spec = {"ulpscope.native._taps.Lane", sizeof(Lane), 0, Py_TPFLA
 
 enum { ANSWER_HEAD = 12, ANSWER_WORDS = 140 }; /* cuda_rows.py */
 enum { OF_DOUBLES = 1, OF_SIGNED = 2, OF_UNSIGNED = 3 };
-enum { STATS = 1, CRC = 2, KIND_SIGNED = 8, KIND_UNSIGNED = 16 };
 typedef struct {
     uint64_t numel;
     uint32_t kind, flags, sketch, zeros;
 } About;
 _Static_assert(sizeof(About) == ABOUT_BYTES, "as cuda_rows.py has it");
-typedef struct {
-    uint64_t most, least;
-    double sum, norm;
-    uint64_t numel, counts[4];
-    uint32_t crc, kind;
-    uint64_t payload_offset, payload_nbytes, sketch_offset;
-    uint32_t sketch_len, reserved;
-} Row;
-_Static_assert(sizeof(Row) == MEASURE_BYTES, "as native.py has it");
 static double double_of(uint64_t bits) {
     double value;
     memcpy(&value, &bits, sizeof value);
@@ -335,13 +325,18 @@ static double norm_of(const uint64_t *words, uint32_t kind) {
     if (kind == OF_DOUBLES && !(square - square == 0)) return sqrt(double_of(words[8])) * 0x1p600;
     return sqrt(square);
 }
-static void row_of(const uint64_t *words, const About *about, Row *row) {
-    *row = (Row){.numel = about->numel, .kind = about->flags, .payload_offset = NONE64, .sketch_len = about->sketch};
+static void row_of(const uint64_t *words, const About *about, MeasureRow *row) {
+    *row = (MeasureRow){.numel = about->numel, .kind = about->flags, .payload_offset = NONE64, .sketch_len = about->sketch};
     if (about->flags & STATS) {
-        memcpy(row->counts, words + 4, sizeof row->counts);
-        int unseen = about->numel == row->counts[0] + row->counts[1] + row->counts[2];
-        row->most = extreme(words[0], about->kind, unseen), row->least = extreme(words[1], about->kind, unseen);
-        row->sum = double_of(words[2]), row->norm = norm_of(words, about->kind);
+        row->nan = words[4];
+        row->posinf = words[5];
+        row->neginf = words[6];
+        row->zero = words[7];
+        int unseen = about->numel == row->nan + row->posinf + row->neginf;
+        row->max_bits = extreme(words[0], about->kind, unseen);
+        row->min_bits = extreme(words[1], about->kind, unseen);
+        row->sum = double_of(words[2]);
+        row->norm = norm_of(words, about->kind);
         row->kind |= about->kind == OF_SIGNED ? KIND_SIGNED : about->kind >= OF_UNSIGNED ? KIND_UNSIGNED : 0;
     }
     if (about->flags & CRC) row->crc = (uint32_t)words[10] ^ about->zeros;
@@ -351,11 +346,11 @@ PyObject *rows_of(PyObject *module, PyObject *args) {
     Py_buffer answers, about, rows, sketches;
     if (!PyArg_ParseTuple(args, "y*y*w*w*", &answers, &about, &rows, &sketches)) return NULL;
     size_t count = (size_t)about.len / sizeof(About), size = 0;
-    int good = (size_t)answers.len >= count * 8 * ANSWER_WORDS && (size_t)rows.len >= count * sizeof(Row);
+    int good = (size_t)answers.len >= count * 8 * ANSWER_WORDS && (size_t)rows.len >= count * sizeof(MeasureRow);
     for (size_t i = 0; good && i < count; i++) {
         const uint64_t *words = (const uint64_t *)answers.buf + ANSWER_WORDS * i;
         About one;
-        Row row;
+        MeasureRow row;
         memcpy(&one, (const char *)about.buf + sizeof one * i, sizeof one);
         size_t more = 4 * (size_t)one.sketch;
         if (!(good = more <= 8 * (ANSWER_WORDS - ANSWER_HEAD) && size + more <= (size_t)sketches.len)) break;

@@ -1,6 +1,6 @@
 /* Reads one tensor's memory once and says what is in it: statistics, a CRC-32, a count sketch, a fingerprint.
- * Knows a pointer, a dtype code, a shape and strides; knows nothing of torch.  The row measure() writes is described in
- * native.py, and native_fallback.py gives the same numbers in numpy: change all three together.
+ * Knows a pointer, a dtype code, a shape and strides; knows nothing of torch.  The row measure() writes is in schema.h;
+ * measuring_fallback.py gives the same numbers in numpy: change both together.
  * The file includes itself per vector size VB and float width W (the part at the end), so that every kernel is written
  * once.  Sums run in 16 lanes whatever the vector size: a result does not depend on the machine. */
 #ifndef VB
@@ -15,7 +15,6 @@
 #include "measure.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
 
-enum { STATS = 1, CRC = 2, SKETCH = 4, SIGNED = 8, UNSIGNED = 16 };
 enum { ROW = MEASURE_BYTES, BLOCK = 2048, LANES = 16, BUCKETS = 256, CHUNK = 64, STRIPE = 1024, MAX_DIMS = 64, LARGE = 32768 };
 
 #define ALIAS __attribute__((may_alias))
@@ -124,7 +123,7 @@ static const u8 *next_block(View *v, u8 *buffer, size_t n) {
     return v->at - n * v->item;
 }
 
-/* The fingerprint; native_fallback.fingerprint has the definition. */
+/* The fingerprint; measuring_fallback.fingerprint has the definition. */
 static void add_stripe(const u8 *p, uint64_t number, uint64_t sum[2]) {
     uint64_t t[2] = {0, 0}, a, b;
     for (int i = 0; i < STRIPE / 8; i += 2, p += 16) {
@@ -172,10 +171,10 @@ typedef struct {
 } Dtype;
 static const Dtype dtypes[] = {
     {4, 0, 1, 0, NULL},             {8, 1, 1, 0, NULL},            {2, 0, 1, 0, from_half},
-    {2, 0, 1, 0, from_bf16},        {1, 0, 1, SIGNED, from_i8},    {1, 0, 1, UNSIGNED, from_u8},
-    {2, 0, 1, SIGNED, from_i16},    {4, 1, 1, SIGNED, from_i32},   {8, 1, 1, SIGNED, from_i64},
-    {1, 0, 1, UNSIGNED, from_bool}, {2, 0, 1, UNSIGNED, from_u16}, {4, 1, 1, UNSIGNED, from_u32},
-    {8, 1, 1, UNSIGNED, from_u64},  {8, 0, 2, 0, NULL},            {16, 1, 2, 0, NULL},
+    {2, 0, 1, 0, from_bf16},        {1, 0, 1, KIND_SIGNED, from_i8},    {1, 0, 1, KIND_UNSIGNED, from_u8},
+    {2, 0, 1, KIND_SIGNED, from_i16},    {4, 1, 1, KIND_SIGNED, from_i32},   {8, 1, 1, KIND_SIGNED, from_i64},
+    {1, 0, 1, KIND_UNSIGNED, from_bool}, {2, 0, 1, KIND_UNSIGNED, from_u16}, {4, 1, 1, KIND_UNSIGNED, from_u32},
+    {8, 1, 1, KIND_UNSIGNED, from_u64},  {8, 0, 2, 0, NULL},            {16, 1, 2, 0, NULL},
     {4, 0, 2, 0, from_half},        {1, 0, 1, 0, from_e4m3},       {1, 0, 1, 0, from_e5m2},
     {1, 0, 1, 0, from_e4m3z},       {1, 0, 1, 0, from_e5m2z},      {1, 0, 1, 0, from_e8m0},
 };
@@ -267,7 +266,7 @@ static void modulus(const void *z, int wide, f64 *out, size_t n) {
 }
 
 /* The limits of 64-bit integers.  Flipping the top bit turns the order of unsigned ones into that of signed ones. */
-static uint64_t flip_of(const Dtype *t) { return t->integer == UNSIGNED ? 1ull << 63 : 0; }
+static uint64_t flip_of(const Dtype *t) { return t->integer == KIND_UNSIGNED ? 1ull << 63 : 0; }
 static void add_exact_limits(Stats *s, const u64 *x, size_t n, uint64_t flip) {
     for (size_t k = 0; k < n; k++) {
         int64_t v = (int64_t)(x[k] ^ flip);
@@ -311,7 +310,7 @@ static double scaled_norm(View v, const Dtype *t, double largest, Scratch *b) {
     return largest * sqrt(sum);
 }
 
-static void put_stats(u8 *row, const View *v, const Dtype *t, const Stats *s, Scratch *b) {
+static void put_stats(MeasureRow *row, const View *v, const Dtype *t, const Stats *s, Scratch *b) {
     double max = -INFINITY, min = INFINITY, sum = 0, square = 0;
     for (int k = 0; k < LANES; k++) {
         max = s->limit[k] > max ? s->limit[k] : max;
@@ -323,29 +322,43 @@ static void put_stats(u8 *row, const View *v, const Dtype *t, const Stats *s, Sc
     /* Below 2^-900 the squares have lost bits to the denormals. */
     if (largest > 0 && (!isfinite(square) || square < 0x1p-900)) norm = scaled_norm(*v, t, largest, b);
     /* Which of 0.0 and -0.0 wins depends on the order; adding zero makes both 0.0. */
-    double numbers[4] = {max + 0.0, min + 0.0, sum, norm};
-    uint64_t exact[2] = {(uint64_t)s->imax ^ flip_of(t), (uint64_t)s->imin ^ flip_of(t)};
-    uint64_t counts[4] = {s->nan, s->posinf, s->neginf, s->zero};
-    for (int k = 0; t->integer && (t->item < 8 || !v->numel) && k < 2; k++) exact[k] = (uint64_t)(int64_t)numbers[k];
-    memcpy(row, numbers, sizeof numbers), memcpy(row + 40, counts, sizeof counts);
-    if (t->integer) memcpy(row, exact, sizeof exact);
+    max += 0.0;
+    min += 0.0;
+    if (!t->integer) {
+        memcpy(&row->max_bits, &max, sizeof max);
+        memcpy(&row->min_bits, &min, sizeof min);
+    } else if (t->item < 8 || !v->numel) {
+        row->max_bits = (uint64_t)(int64_t)max;
+        row->min_bits = (uint64_t)(int64_t)min;
+    } else {
+        row->max_bits = (uint64_t)s->imax ^ flip_of(t);
+        row->min_bits = (uint64_t)s->imin ^ flip_of(t);
+    }
+    row->sum = sum;
+    row->norm = norm;
+    row->nan = s->nan;
+    row->posinf = s->posinf;
+    row->neginf = s->neginf;
+    row->zero = s->zero;
 }
 
 static uint32_t sketch_length(size_t numel, const Dtype *t, long flags) {
     if (!(flags & SKETCH)) return 0;
     return numel < BUCKETS / t->parts ? (uint32_t)numel * t->parts : BUCKETS;
 }
-static void measure_view(const View *view, const Dtype *t, int flags, u8 *row) {
+/* Fills the row but for its payload, and writes its sketch. */
+static void measure_view(const View *view, const Dtype *t, int flags, MeasureRow *row, f32 *to) {
     View v = *view;
     Stats s = {.imax = INT64_MIN, .imin = INT64_MAX};
     Sketch sketch;
     Scratch b;
-    uint64_t numel = v.numel;
     uint32_t state = ~0u, length = sketch_length(v.numel, t, flags);
+    row->numel = v.numel;
+    row->sketch_len = length;
     for (int k = 0; k < 2 * LANES; k++) s.limit[k] = k < LANES ? -INFINITY : INFINITY;
     if (length) {
         memset(&sketch, 0, offsetof(Sketch, sum));
-        clear_sums(&sketch, numel / (BUCKETS / t->parts) + 1, t->wide);
+        clear_sums(&sketch, row->numel / (BUCKETS / t->parts) + 1, t->wide);
     }
     size_t step = v.contiguous && flags == CRC ? v.numel : BLOCK;
     for (size_t left = flags ? v.numel : 0, n; left; left -= n) {
@@ -355,10 +368,10 @@ static void measure_view(const View *view, const Dtype *t, int flags, u8 *row) {
         if (flags != CRC) measure_block(t, raw, n, &s, length ? &sketch : NULL, &b);
     }
     if (flags & STATS) put_stats(row, view, t, &s, &b);
-    uint32_t words[2] = {flags & CRC ? ~state : 0, (uint32_t)flags | (flags & STATS ? t->integer : 0)};
-    memcpy(row + 32, &numel, 8), memcpy(row + 72, words, 8), memcpy(row + 104, &length, 4);
+    row->crc = flags & CRC ? ~state : 0;
+    row->kind = (uint32_t)flags | (flags & STATS ? t->integer : 0);
     if (length) fold_sums(&sketch, t->wide);
-    for (uint32_t k = 0; k < length; k++) ((f32 *)(row + ROW))[k] = (float)sketch.total[k];
+    for (uint32_t k = 0; k < length; k++) to[k] = (float)sketch.total[k];
 }
 
 /* Fills a view; dimensions of size one go, whatever their strides, neighbours that lie as one become one.  -1 if there is no such
@@ -431,13 +444,12 @@ static const Dtype *known_dtype(long code, long flags) {
                  flags);
     return NULL;
 }
-/* Payload and sketch are at the `offsets`. */
-static void write_row(const View *v, const Dtype *t, long flags, const uint64_t offsets[3], u8 *row) {
-    memset(row, 0, ROW);
-    memcpy(row + 80, offsets, 3 * sizeof *offsets);
+/* Writes a row that begins as `row`, where payload and sketch are, and its sketch. */
+static void write_row(const View *v, const Dtype *t, long flags, MeasureRow row, char *to) {
     PyThreadState *released = release(v->numel);
-    measure_view(v, t, (int)flags, row);
+    measure_view(v, t, (int)flags, &row, (f32 *)(to + ROW));
     restore(released);
+    memcpy(to, &row, ROW);
 }
 static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     View v;
@@ -448,7 +460,8 @@ static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t cou
     const Dtype *t = PyErr_Occurred() ? NULL : known_dtype(code, flags);
     if (!t || parse_view(&v, args[0], args[2], args[3], t->item)) return NULL;
     PyObject *result = PyBytes_FromStringAndSize(NULL, ROW + 4 * (Py_ssize_t)sketch_length(v.numel, t, flags));
-    if (result) write_row(&v, t, flags, offsets, (u8 *)PyBytes_AsString(result));
+    MeasureRow row = {.payload_offset = offsets[0], .payload_nbytes = offsets[1], .sketch_offset = offsets[2]};
+    if (result) write_row(&v, t, flags, row, PyBytes_AsString(result));
     return result;
 }
 static Py_ssize_t measure_for_c(const Measured *m, char *row) {
@@ -456,7 +469,7 @@ static Py_ssize_t measure_for_c(const Measured *m, char *row) {
     const Dtype *t = known_dtype(m->code, m->flags);
     if (m->dim > MAX_DIMS) return PyErr_SetString(PyExc_ValueError, "more than 64 sizes"), -1;
     if (!t || fill_view(&v, m->at, t->item, (Py_ssize_t)m->dim, m->sizes, m->strides)) return -1;
-    write_row(&v, t, m->flags, (const uint64_t[3]){NONE64, 0, m->sketch_offset}, (u8 *)row);
+    write_row(&v, t, m->flags, (MeasureRow){.payload_offset = NONE64, .sketch_offset = m->sketch_offset}, row);
     return ROW + 4 * (Py_ssize_t)sketch_length(v.numel, t, m->flags);
 }
 

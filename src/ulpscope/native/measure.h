@@ -2,10 +2,10 @@
 #ifndef ULPSCOPE_MEASURE_H
 #define ULPSCOPE_MEASURE_H
 #include "abi.h"
+#include "schema.h"
 
 #define MEASURE_FOR_C "ulpscope.native._measure.MEASURE_FOR_C" /* what the capsule is called */
-#define NONE64 0xFFFFFFFFFFFFFFFFu /* no payload, and no sketch: tables.py */
-enum { MEASURE_BYTES = 112, MOST_OF_ROW = MEASURE_BYTES + 4 * 256 }; /* a row; with the longest sketch */
+enum { MEASURE_BYTES = sizeof(MeasureRow), MOST_OF_ROW = MEASURE_BYTES + 4 * 256 }; /* a row; with the longest sketch */
 typedef struct {
     const void *at;
     long code, flags;

@@ -1,6 +1,6 @@
 """What one tensor's memory holds, read once: statistics, a CRC-32, a sketch, a fingerprint.
 
-The functions come from the C extension where it could be built, else from `native_fallback`, with the same arguments
+The functions come from the C extension where it could be built, else from `measuring_fallback`, with the same arguments
 and the same results (sums, norms and sketches to rounding).  Nothing here knows torch: a tensor is a pointer, a dtype
 code, a shape, and strides in elements (None when contiguous).  The caller keeps the memory alive.
 
@@ -11,7 +11,7 @@ code, a shape, and strides in elements (None when contiguous).  The caller keeps
 
 `MEASURE_FOR_C` is `measure` for C, without a payload (None in the fallback); `measure.h` declares it.
 
-`measure` returns one `ROW` followed by `sketch_len` float32.  `max_bits` and `min_bits` are the bits of a float64, of an
+`measure` returns one `ROW` (schema.py) followed by `sketch_len` float32.  `max_bits` and `min_bits` are the bits of a float64, of an
 int64 where `kind` has KIND_SIGNED, or of a uint64 where it has KIND_UNSIGNED; a zero is always 0.0, never -0.0.  Maximum,
 minimum, sum and norm are over the finite elements, and 0 when there is none: look at the counts.  For complex dtypes
 they are of the modulus.
@@ -48,6 +48,7 @@ except ImportError:
     HAVE_EXTENSION = False
     MEASURE_FOR_C = None
 from ulpscope.native.measuring_fallback import sketch_masks
+from ulpscope.native.schema import CRC, KIND_SIGNED, KIND_UNSIGNED, MEASURE, SKETCH, STATS
 
 __all__ = [
     "CRC",
@@ -67,32 +68,7 @@ __all__ = [
     "sketch_relative_l2",
 ]
 
-STATS = 1
-CRC = 2
-SKETCH = 4
-KIND_SIGNED = 8
-KIND_UNSIGNED = 16
-
-ROW = np.dtype(
-    [
-        ("max_bits", "<u8"),
-        ("min_bits", "<u8"),
-        ("sum", "<f8"),
-        ("norm", "<f8"),
-        ("numel", "<u8"),
-        ("nan", "<u8"),
-        ("posinf", "<u8"),
-        ("neginf", "<u8"),
-        ("zero", "<u8"),
-        ("crc", "<u4"),
-        ("kind", "<u4"),
-        ("payload_offset", "<u8"),
-        ("payload_nbytes", "<u8"),
-        ("sketch_offset", "<u8"),
-        ("sketch_len", "<u4"),
-        ("reserved", "<u4"),
-    ]
-)
+ROW = MEASURE.dtype
 
 
 def sketch_relative_l2(reference: NDArray[np.float32], target: NDArray[np.float32]) -> float:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ulpscope.native.schema import CRC, KIND_SIGNED, KIND_UNSIGNED, MEASURE, SKETCH, STATS
+
 VERSION = 2
 
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
-_STATS, _CRC, _SKETCH, _SIGNED, _UNSIGNED = 1, 2, 4, 8, 16
 _BUCKETS = 256
 _CHUNK = 64 * _BUCKETS
 _MASK_SEED, _FLIP_SEED = np.uint32(0x756C7073), np.uint32(0x6F706521)
@@ -71,15 +72,15 @@ _DTYPES: list[tuple[int, int, int, _Read]] = [
     (8, 0, 1, lambda raw: raw.view("<f8")),
     (2, 0, 1, lambda raw: raw.view("<f2").astype(np.float32)),
     (2, 0, 1, lambda raw: (raw.astype(np.uint32) << 16).view(np.float32)),
-    (1, _SIGNED, 1, lambda raw: raw.view("i1").astype(np.int64)),
-    (1, _UNSIGNED, 1, lambda raw: raw.astype(np.uint64)),
-    (2, _SIGNED, 1, lambda raw: raw.view("<i2").astype(np.int64)),
-    (4, _SIGNED, 1, lambda raw: raw.view("<i4").astype(np.int64)),
-    (8, _SIGNED, 1, lambda raw: raw.view("<i8")),
-    (1, _UNSIGNED, 1, lambda raw: (raw != 0).astype(np.uint64)),
-    (2, _UNSIGNED, 1, lambda raw: raw.astype(np.uint64)),
-    (4, _UNSIGNED, 1, lambda raw: raw.astype(np.uint64)),
-    (8, _UNSIGNED, 1, lambda raw: raw),
+    (1, KIND_SIGNED, 1, lambda raw: raw.view("i1").astype(np.int64)),
+    (1, KIND_UNSIGNED, 1, lambda raw: raw.astype(np.uint64)),
+    (2, KIND_SIGNED, 1, lambda raw: raw.view("<i2").astype(np.int64)),
+    (4, KIND_SIGNED, 1, lambda raw: raw.view("<i4").astype(np.int64)),
+    (8, KIND_SIGNED, 1, lambda raw: raw.view("<i8")),
+    (1, KIND_UNSIGNED, 1, lambda raw: (raw != 0).astype(np.uint64)),
+    (2, KIND_UNSIGNED, 1, lambda raw: raw.astype(np.uint64)),
+    (4, KIND_UNSIGNED, 1, lambda raw: raw.astype(np.uint64)),
+    (8, KIND_UNSIGNED, 1, lambda raw: raw),
     (8, 0, 2, lambda raw: raw.view("<f4")),
     (16, 0, 2, lambda raw: raw.view("<f8")),
     (4, 0, 2, lambda raw: raw.view("<f2").astype(np.float32)),
@@ -220,11 +221,12 @@ class _Statistics:
 
     def put(self, row: Array, integer: int) -> None:
         high, low = self.limits if self.limits is not None else (0, 0)
-        limits = row[:16].view("<i8" if integer == _SIGNED else "<u8" if integer == _UNSIGNED else "<f8")
+        form = "<i8" if integer == KIND_SIGNED else "<u8" if integer == KIND_UNSIGNED else "<f8"
         # Which of 0.0 and -0.0 wins depends on the order; adding zero makes both 0.0.
-        limits[0], limits[1] = (high, low) if integer else (float(high) + 0.0, float(low) + 0.0)
-        row[16:32].view("<f8")[:] = self.total, self.scale * math.sqrt(self.square)
-        row[40:72].view("<u8")[:] = self.nan, self.posinf, self.neginf, self.zero
+        limits = (high, low) if integer else (float(high) + 0.0, float(low) + 0.0)
+        row["max_bits"], row["min_bits"] = np.array(limits, form).view("<u8")
+        row["sum"], row["norm"] = self.total, self.scale * math.sqrt(self.square)
+        row["nan"], row["posinf"], row["neginf"], row["zero"] = self.nan, self.posinf, self.neginf, self.zero
 
 
 def measure(
@@ -238,35 +240,34 @@ def measure(
     sketch_offset: int,
     /,
 ) -> bytes:
-    """The 112-byte row described in `native`, then the sketch.  ValueError for an unknown code, flag or no tensor."""
+    """The row described in `schema`, then the sketch.  ValueError for an unknown code, flag or no tensor."""
     if not 0 <= code < len(_DTYPES):
         raise ValueError(f"unknown dtype code {code}; codes are 0 to {len(_DTYPES) - 1}")
-    if flags & ~(_STATS | _CRC | _SKETCH):
+    if flags & ~(STATS | CRC | SKETCH):
         raise ValueError(f"unknown flags {flags}; known are 1 STATS, 2 CRC, 4 SKETCH")
     itemsize, integer, parts, read = _DTYPES[code]
     view = _view(ptr, itemsize, shape, stride)
     statistics, crc, sketch = _Statistics(), 0, np.zeros(_BUCKETS)
     with np.errstate(over="ignore", invalid="ignore"):
         for index, raw in enumerate(_chunks(view, _CHUNK)):
-            if flags & _CRC:
+            if flags & CRC:
                 crc = zlib.crc32(raw.data, crc)
-            if not flags & (_STATS | _SKETCH):
+            if not flags & (STATS | SKETCH):
                 continue
             numbers = read(raw)
-            if flags & _STATS:
+            if flags & STATS:
                 statistics.add(_modulus(numbers) if parts == 2 else numbers)
-            if flags & _SKETCH:
+            if flags & SKETCH:
                 exact = numbers.astype(np.float64)
                 values = np.where(np.isfinite(exact), exact, 0.0)
                 sketch += _sketch_of(values, index * _CHUNK // _BUCKETS * parts)
-        length = min(view.size * parts, _BUCKETS) if flags & _SKETCH else 0
-        row = np.zeros(112, np.uint8)
-        if flags & _STATS:
+        length = min(view.size * parts, _BUCKETS) if flags & SKETCH else 0
+        row = np.zeros((), MEASURE.dtype)
+        if flags & STATS:
             statistics.put(row, integer)
-        row[32:40].view("<u8")[0] = view.size
-        row[72:80].view("<u4")[:] = crc, flags | (integer if flags & _STATS else 0)
-        row[80:104].view("<u8")[:] = payload_offset, payload_nbytes, sketch_offset
-        row[104:108].view("<u4")[0] = length
+        row["numel"], row["crc"], row["kind"] = view.size, crc, flags | (integer if flags & STATS else 0)
+        row["payload_offset"], row["payload_nbytes"] = payload_offset, payload_nbytes
+        row["sketch_offset"], row["sketch_len"] = sketch_offset, length
         return row.tobytes() + sketch[:length].astype("<f4").tobytes()
 
 

@@ -164,6 +164,11 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
         for (Py_ssize_t at = 0; !failed && PyDict_Next(kwargs, &at, &key, &value);)
             failed = show_named(f, c, INPUT, key, value);
         failed = failed || show_parameters(a, c, module);
+        if (!failed && a->arrival && !PyUnicode_CheckExact(path)) { /* a graph: nobody calls the modules it is made of */
+            PyObject *done = PyObject_CallMethodObjArgs(a->tap, word[WATCH_BELOW], path, NULL);
+            failed = !done;
+            Py_XDECREF(done);
+        }
     }
     if (!failed && a->records) {
         begun->follow = follows(f, c);

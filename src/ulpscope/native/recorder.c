@@ -15,7 +15,8 @@ static PyObject *fast_give(Fast *f, PyObject *args, PyObject *kwargs) {
     Py_ssize_t at = 0;
     struct { const char *name; char *flag; } flags[] = {
         {"reuse", &f->reuse}, {"on_module", &f->on_module}, {"all_free", &f->all_free}, {"forward", &f->forward},
-        {"backward_wanted", &f->backward}, {"node_order", &f->node_order}};
+        {"backward_wanted", &f->backward}, {"node_order", &f->node_order},
+        {"follows_backward", &f->follows_backward}};
     while (kwargs && PyDict_Next(kwargs, &at, &key, &value)) {
         int found = 0;
         for (int i = 0; !found && i < GIVEN; i++)

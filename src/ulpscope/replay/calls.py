@@ -12,6 +12,7 @@ from typing import Any
 
 from ulpscope.frameworks.base import Forward, OpenCall, ThreadState
 from ulpscope.frameworks.threads import Threads
+from ulpscope.model.names import MODULE
 from ulpscope.model.records import PathStep, Phase, Role
 
 _OWN = str(Path(__file__).resolve().parent.parent)
@@ -35,6 +36,7 @@ class CallNames(Threads):
         self._sources: dict[tuple[CodeType, int], int] = {}
         self._lines: list[Source] = []
         self._outside: dict[str, bool] = {}
+        self._outermost: dict[int, str] = {}
         self.begin_step()
 
     def missed(self, text: str) -> None:
@@ -58,9 +60,15 @@ class CallNames(Threads):
     ) -> OpenCall:
         call = OpenCall(kind, name, next(self._counters[kind, name, phase]), phase)
         call.wanted = False
+        if kind == MODULE and not state.modules:
+            self._outermost[state.number] = name.rpartition(".")[2]
         if frame is not None:
             call.stack = self._line(frame)
         return call
+
+    def outermost(self, state: ThreadState) -> str:
+        """The class of the module that runs on this thread, the outermost one."""
+        return self._outermost.get(state.number, "")
 
     def open_backward(self, state: ThreadState, forward: Forward, again: int) -> OpenCall:
         return OpenCall(forward[0], forward[1], forward[2], Phase.BACKWARD)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ulpscope.store.tracks import Point, add_point, track_path
+from ulpscope.store.loss_curve import Point, add_point, track_path
 
 DRIFT_VARIABLE = "ULPSCOPE_DRIFT"
 

@@ -17,7 +17,8 @@ from ulpscope.frameworks.torch.replay_again import introduced
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import call_text
 from ulpscope.model.records import CallId, CallRecord, Payload, Phase, Role, Value
-from ulpscope.store.reader import Dump, open_run
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_run
 
 _APIS = KINDS - {"Aten"}
 Parts = dict[tuple[Any, ...], tuple[Any, Any]]  # path -> error or value, gradient

@@ -22,7 +22,6 @@ from ulpscope.frameworks.torch.perturb import float_tensors
 from ulpscope.frameworks.torch.perturb_probe import perturb_probe
 from ulpscope.frameworks.torch.perturb_run import Perturber, Twice
 from ulpscope.frameworks.torch.perturb_score import (
-    CANCELS,
     FLIPPED,
     Excess,
     agrees_with_cpu,
@@ -33,6 +32,7 @@ from ulpscope.frameworks.torch.perturb_score import (
 from ulpscope.frameworks.torch.replay_probe import in_torch, models_of
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.model.names import call_text
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallId, PathStep, Phase, Role
 from ulpscope.replay.calls import CallNames
 from ulpscope.store.noise import NoiseRow
@@ -124,10 +124,10 @@ class Noise:
             self._calls.active = self.started = False
             self._probe.remove()
 
-    def step(self) -> None:
-        """Ends a step: calls are counted anew."""
+    def step(self, number: int | None = None) -> None:
+        """Ends a step: calls are counted anew. The next has this number, or the one that follows."""
         with self._calls.gate:
-            self.current_step += 1
+            self.current_step = self.current_step + 1 if number is None else number
             self._calls.begin_step()
             self._perturber.begin_step()
             self._samples.clear()
@@ -229,7 +229,7 @@ def _inside(twice: Twice) -> Any:
     """What the call works with before it may cancel: gradients that came in, times what it was given, or the arguments of a
     call known for it. Attention takes inner products of both first, over the last axis."""
     if not twice.backward:
-        return twice.given if twice.call.name in CANCELS else ()
+        return twice.given if Trait.CANCELS_INSIDE in traits(twice.call.name) else ()
     (args, gradients), kwargs = twice.given
     given = [leaf for leaf in float_tensors((args, kwargs)) if leaf.numel()]
     scale = max((float(leaf.detach().abs().max()) for leaf in given), default=1.0)

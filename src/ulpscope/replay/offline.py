@@ -9,9 +9,10 @@ from typing import Any
 from ulpscope.frameworks.torch.replay_recorded import RecordedCalls
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import call_text
-from ulpscope.store.ledger import Row, row_of
-from ulpscope.store.places import is_replayable, place_of, products_of
-from ulpscope.store.reader import Dump, open_run
+from ulpscope.store.call_site import is_replayable, place_of, products_of
+from ulpscope.store.dump import Dump
+from ulpscope.store.ledger_file import Row, row_of
+from ulpscope.store.registry import open_run
 
 
 def rows_from_dumps(run: Path) -> list[Row]:

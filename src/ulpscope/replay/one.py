@@ -9,10 +9,11 @@ from typing import Any
 from ulpscope.frameworks.torch.replay_again import PRECISIONS, Repeated, is_tensor, raw_of, repeat, same_bits
 from ulpscope.model.names import call_text
 from ulpscope.model.records import CallRecord, Role
-from ulpscope.store.ledger import Row, row_of
-from ulpscope.store.places import place_of, products_of
-from ulpscope.store.reader import Dump, open_dump
-from ulpscope.store.safetensors import Stored
+from ulpscope.store.call_site import place_of, products_of
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.safetensors import Stored
+from ulpscope.store.ledger_file import Row, row_of
+from ulpscope.store.registry import open_dump
 
 __all__ = ["PRECISIONS", "OneCall", "replay_call", "tensors_of"]
 

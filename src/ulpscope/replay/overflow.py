@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ulpscope.frameworks.torch.api_arguments import UnrunnableError
 from ulpscope.frameworks.torch.overflow_replay import has_pole, overflows_wide, recorded_call, result_dtypes
 from ulpscope.model.records import CallRecord, Frame
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 
 class Nature(enum.Enum):

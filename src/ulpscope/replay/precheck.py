@@ -34,7 +34,8 @@ from ulpscope.replay.standards import (
     standard_of,
     worst,
 )
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 # Held to equality by the older tools, though with decimals they compute.
 _NOT_EXACT = frozenset({"round", "round_"})

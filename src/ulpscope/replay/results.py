@@ -38,3 +38,33 @@ class CallResult:
     @property
     def status(self) -> Status:
         return worst(status for status in (self.forward, self.backward) if status is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class WrongCall:
+    """A call that rounding does not explain."""
+
+    step: int
+    rank: int
+    name: str
+    message: str
+    outputs: tuple[OutputResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpsCheck:
+    """How many recorded calls were judged against float64, which are wrong, worst first, and why others were not run."""
+
+    run: str
+    device: str
+    calls: int
+    judged: int
+    recorded: int
+    made_inputs: int
+    wrong: tuple[WrongCall, ...]
+    not_run: dict[str, int]
+    missing: int
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.wrong else 3 if self.missing else 0 if self.judged else 4

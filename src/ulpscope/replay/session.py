@@ -30,7 +30,7 @@ from ulpscope.frameworks.torch.replay_probe import (
 from ulpscope.frameworks.torch.step_watch import StepWatch
 from ulpscope.model.errors import CaptureError
 from ulpscope.replay.calls import CallNames
-from ulpscope.store.ledger import LedgerWriter, ledger_path, process_path
+from ulpscope.store.ledger_file import LedgerWriter, ledger_path, process_path
 
 log = logging.getLogger(__name__)
 

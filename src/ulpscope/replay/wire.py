@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.model.errors import UlpscopeError
-from ulpscope.store import layout
+from ulpscope.store import run_folder
 
 KEPT, BUSY, REFUSED = b"K", b"B", b"R"
 DUMP, OVER = "dump", "over"
-FILES = frozenset({layout.MANIFEST, *layout.TABLES, layout.PAYLOAD})
+FILES = frozenset({run_folder.MANIFEST, *run_folder.TABLES, run_folder.PAYLOAD})
 _GREETING = b"ULPSCOPE1"
 _NONCE = _PROOF = 32
 _MOST_HEADER = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ulpscope.analyze.advice import Suspect, first_suspect
+from ulpscope.findings.advice import Suspect, first_suspect
 from ulpscope.report.table import replacing
 
 

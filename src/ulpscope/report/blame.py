@@ -15,11 +15,13 @@ from ulpscope.analyze.ledger import REPLAY, STATISTICS, Finding, Judgement, Seen
 from ulpscope.analyze.pattern import pattern
 from ulpscope.report.attribution import attribution_json, attribution_lines
 from ulpscope.report.outcome_json import plain
-from ulpscope.store.ledger import Measure
+from ulpscope.store.ledger_file import Measure
 
 SCHEMA = 1
 _MOST = 10
 _KINDS = {"aten": "Aten", "npu": "NPU"}
+_HEADS = {Verdict.TOLD: "told differently at", Verdict.PURPOSE: "no number by definition at"}
+_MOST_REMARKS = 4
 _ORDER = [verdict.value for verdict in Verdict]
 _HOW = {
     (REPLAY, False): "each beside its own replay in float64",
@@ -45,6 +47,8 @@ def blame_json(
         "first": None if first is None else _finding_json(first),
         "suspects": [_finding_json(finding) for finding in judgement.findings[:_MOST]],
         "suspect_count": len(judgement.findings),
+        "remarks": [_finding_json(finding) for finding in judgement.remarks[:_MOST]],
+        "remark_count": len(judgement.remarks),
         "counts": judgement.counts,
         "not_judged": judgement.unknown,
         "not_seen": judgement.unseen,
@@ -124,6 +128,7 @@ def blame_lines(
         "",
         "calls       " + ", ".join(f"{judgement.counts[name]} {name}" for name in _ORDER if judgement.counts.get(name)),
     ]
+    lines += _remarks(judgement)
     for why, count in sorted(judgement.unknown.items(), key=lambda item: -item[1])[:3]:
         lines.append(f"not judged  {count}x {why}")
     if judgement.before:
@@ -136,6 +141,22 @@ def blame_lines(
     return lines
 
 
+def _remarks(judgement: Judgement) -> list[str]:
+    """What is worth a word and no fault, one line for each kernel that does it."""
+    found: dict[tuple[Verdict, str], list[Finding]] = {}
+    for finding in judgement.remarks:
+        found.setdefault((finding.verdict, finding.row.op), []).append(finding)
+    lines = []
+    for (verdict, op), each in list(found.items())[:_MOST_REMARKS]:
+        row = each[0].row
+        place = " ".join(part for part in (row.module or row.param or "", row.api or op) if part)
+        more = f" ({len(each)} calls of {op})" if len(each) > 1 else ""
+        lines.append(f"{verdict.value:<11} {place}: {each[0].why}{more}")
+    if len(found) > _MOST_REMARKS:
+        lines.append(f"            and remarks on {counted(len(found) - _MOST_REMARKS, 'other kernel')}")
+    return lines
+
+
 def counted(count: int, word: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{count} {word}{'s'[: count != 1]}"
@@ -144,7 +165,7 @@ def counted(count: int, word: str) -> str:
 def _panel(first: Finding) -> list[str]:
     row = first.row
     place = row.module or row.param or "(outside of any module)"
-    head = "told differently at" if first.verdict is Verdict.TOLD else "introduced by"
+    head = _HEADS.get(first.verdict, "introduced by")
     lines = [
         f"{head} {place}" + (f", {row.api}" if row.api else ""),
         f"  {'call      ' if row.op == row.api.rsplit('.', 2)[0] else 'kernel    '}{row.op} number {row.index} with {row.dtypes or 'no floats'}",
@@ -156,7 +177,7 @@ def _panel(first: Finding) -> list[str]:
         lines.append("            its inputs are taken as they were: this is not inherited")
     if first.seen is not None:
         lines += _sides(first.seen)
-    if first.measure is not None:
+    if first.measure is not None and first.verdict is not Verdict.PURPOSE:
         lines += _evidence(first.measure, first)
     if row.source is not None:
         file, number, function = row.source

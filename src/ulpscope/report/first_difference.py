@@ -16,18 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.divergence import Search
-from ulpscope.analyze.exchange import KIND
-from ulpscope.analyze.findings import Divergence, Finding, Status
-from ulpscope.analyze.ranks import Origin, origin
 from ulpscope.compare.comparison import CallComparison, Comparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import Kind
 from ulpscope.compare.runs import Unit, executor_for
+from ulpscope.compare.values import Values
+from ulpscope.findings.divergence import Search
+from ulpscope.findings.exchange import KIND
+from ulpscope.findings.model import Divergence, Finding, Status
+from ulpscope.findings.ranks import Origin, origin
 from ulpscope.model.records import CallRecord, Phase, Role, Slot, Value
 from ulpscope.report.legacy import STACK, TABLES, Table, rows, table_for
 from ulpscope.report.table import replacing
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 _SAME = frozenset({Status.IDENTICAL, Status.ROUNDING})
 _NUMBERS = ("max", "min", "mean", "l2norm")
@@ -88,7 +90,7 @@ def write_rank(
     step = f"step{unit.step}_" if name_step else ""
     path = folder / f"compare_result_{step}rank{unit.rank}_{timestamp}.json"
     cells = _Cells(open_dump(unit.reference), open_dump(unit.target))
-    search = Search(unit.step, unit.rank)
+    search = Search(unit.step, unit.rank, Values(cells.reference, cells.target))
     with replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
         file.write("{")
         between = "\n"

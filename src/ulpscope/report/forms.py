@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
-from ulpscope.analyze.findings import Finding
+from ulpscope.findings.model import Finding
 from ulpscope.model.names import call_text
 from ulpscope.report.outcome import Answer, Outcome
 from ulpscope.report.panel import Page

@@ -7,7 +7,7 @@ from typing import Any
 
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import CallRecord, Summary, Value
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 
 def run_json(dumps: list[Dump]) -> dict[str, Any]:

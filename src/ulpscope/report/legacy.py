@@ -27,7 +27,7 @@ from ulpscope.report.legacy_cells import (
     usual_statistic_row,
 )
 from ulpscope.report.table import Cell, Colour, Row
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 STACK = "NPU_Stack_Info"
 _COMMON = (
@@ -139,7 +139,7 @@ def table_for(reference: Dump, target: Dump) -> Table:
 
 def _asked_for_checksums(dump: Dump) -> bool:
     """A native dump always has checksums; one of msprobe has them when they, and not statistics, were asked for."""
-    if dump.manifest.config.get("source") != "msprobe":
+    if dump.recorded_by != "msprobe":
         return False
     values = (value for call in dump.calls() for value in call.values)
     # A call without a checksum says nothing where it has no tensor with elements.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.findings import Divergence, Finding, Status
-from ulpscope.analyze.ranks import Origin
-from ulpscope.analyze.steadiness import Choice
 from ulpscope.compare.comparison import Evidence, Level
+from ulpscope.findings.model import Divergence, Finding, Status
+from ulpscope.findings.ranks import Origin
+from ulpscope.findings.steadiness import Choice
 from ulpscope.model.names import call_text
 from ulpscope.model.records import Frame
 
@@ -60,6 +60,8 @@ class UnitOutcome:
             said.append(f"{found.statuses[Status.OTHER]} calls did other work, after a decision within rounding")
         if found.unknown_count or any(self.missing):
             said.append(f"{found.unknown_count} values could not be compared")
+        if found.unsure and not found.findings:
+            said.append("what differs is more than what is known of it explains")
         if not found.calls:
             said.append("there is nothing to compare")
         return "; ".join(said)
@@ -68,11 +70,7 @@ class UnitOutcome:
     def differs(self) -> bool:
         """What a dump lacks that was cut off, or recorded with other options, is no difference; nor is rounding that is carried on
         where the two ran in the same surroundings, or until it decides something."""
-        found = self.divergence.steadiness
-        rounds = (found.unsteady or found.earlier) and not self.surroundings
-        if self.divergence.carries and (rounds or found.choice is not None):
-            return False
-        return self.divergence.differs if self.endings else not self.divergence.agrees
+        return self.divergence.differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +98,9 @@ class Outcome:
     def remarks(self) -> list[tuple[Divergence, tuple[str, str]]]:
         """Of what one should know, though nothing follows from it: where, about which call, and what."""
         told: dict[object, tuple[Divergence, tuple[str, str]]] = {}
+        for unit in self.units:
+            for why, error in unit.divergence.settings.items():
+                told.setdefault(why, (unit.divergence, ("settings", f"{why}; measured {error:.1e}")))
         for unit in self.units:
             found = unit.divergence
             choice = found.steadiness.choice

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ulpscope.analyze.advice import Advice
-from ulpscope.analyze.findings import Finding
 from ulpscope.compare.comparison import Comparison
 from ulpscope.compare.metrics import METRICS
+from ulpscope.findings.advice import Advice
+from ulpscope.findings.model import Finding
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import Frame, Value
 from ulpscope.report.outcome import Outcome
@@ -74,7 +74,7 @@ def finding_json(outcome: Outcome, finding: Finding) -> dict[str, Any]:
         "call": call_text(finding.call),
         "reference_call": None if match.reference is None else call_text(match.reference.id),
         "matched_by": match.how.value,
-        "module": match.call.module,
+        "module": finding.where,
         "order": match.call.seq,
         "step": finding.step,
         "rank": finding.rank,

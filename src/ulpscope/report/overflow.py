@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import CallRecord, Frame, Value
+
+if TYPE_CHECKING:
+    from ulpscope.replay.overflow import Overflow
 
 _MEANING = {
     "pole": "a pole: the exact result is infinite at these inputs, and finite beside them",
@@ -15,33 +18,40 @@ _MEANING = {
 }
 
 
-def overflow_lines(
-    call: CallRecord, *, step: int, rank: int, ranks: int, source: Frame | None, nature: str, reason: str
-) -> list[str]:
+def overflow_lines(found: Overflow, *, ranks: int) -> list[str]:
     """One overflow in a few lines."""
-    where = f"step {step}" + (f", rank {rank}" if ranks > 1 else "")
+    call, nature = found.call, found.nature.value
+    where = f"step {found.step}" + (f", rank {found.rank}" if ranks > 1 else "")
     lines = [f"{call_text(call.id)}  {'has a pole' if nature == 'pole' else 'overflows'}  ({where})"]
-    lines += [f"  {slot_text(value.slot)}  {_shown(value)}" for value in call.values if value.is_tensor]
+    lines += call_lines(call, found.source)
+    lines.append("  " + _MEANING.get(nature, f"normal or abnormal is not known: {found.reason}"))
+    return lines
+
+
+def call_lines(call: CallRecord, source: Frame | None) -> list[str]:
+    """The tensors of a call, and where it stands in the program."""
+    lines = [f"  {slot_text(value.slot)}  {_shown(value)}" for value in call.values if value.is_tensor]
     if call.module:
         lines.append(f"  in module {call.module}")
     if source is not None:
         lines.append(f"  at {source.file}:{source.line} in {source.function}: {source.text}")
-    lines.append("  " + _MEANING.get(nature, f"normal or abnormal is not known: {reason}"))
     return lines
 
 
-def overflow_json(
-    call: CallRecord, *, step: int, rank: int, source: Frame | None, nature: str, reason: str
-) -> dict[str, Any]:
+def overflow_json(found: Overflow) -> dict[str, Any]:
     """One overflow as plain JSON; numbers that are not finite as text."""
+    told = {"nature": found.nature.value, "reason": found.reason}
+    return {**call_json(found.call, found.source, step=found.step, rank=found.rank), **told}
+
+
+def call_json(call: CallRecord, source: Frame | None, *, step: int, rank: int) -> dict[str, Any]:
+    """A call, its tensors and its place as plain JSON; numbers that are not finite as text."""
     return {
         "call": call_text(call.id),
         "step": step,
         "rank": rank,
         "module": call.module,
         "source": None if source is None else {"file": source.file, "line": source.line, "text": source.text},
-        "nature": nature,
-        "reason": reason,
         "values": [
             {"slot": slot_text(value.slot), "dtype": value.dtype, "shape": value.shape, **_counts(value)}
             for value in call.values

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ulpscope.analyze.advice import Advice
-from ulpscope.analyze.findings import Divergence, Finding, Status
 from ulpscope.compare.comparison import Code, Comparison, Level
 from ulpscope.compare.verdict import ROUNDINGS
+from ulpscope.findings.advice import Advice
+from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.model.names import MODULE, call_text, slot_text
 from ulpscope.model.records import Frame, Phase, Role
 from ulpscope.report.outcome import Answer, Outcome
@@ -98,12 +98,11 @@ def _head(outcome: Outcome) -> Iterator[Line]:
 
 def _headline(first: Finding) -> str:
     where, _, name = first.call.name.rpartition(".") if first.call.kind == MODULE else ("", "", first.call.name)
-    where = where or first.comparison.match.call.module
+    where = where or first.where
     alone = "Only in the reference" if first.comparison.match.target is None else "Only in the target"
     words = {
         Status.SOURCE: "Differs before any call",
         Status.UNSURE: "Differs from here on",
-        Status.DTYPE: "Another dtype",
         Status.UNMATCHED: alone,
     }
     word = words.get(first.status, "First divergence")
@@ -140,11 +139,9 @@ def _finding(outcome: Outcome, finding: Finding, advice: Advice) -> Iterator[Lin
 def _sentence(finding: Finding) -> str:
     if finding.status is Status.SOURCE:
         return f"Before any arithmetic: {finding.text}."
-    if finding.status is Status.DTYPE:
-        return f"Here {finding.text}."
     if finding.status is Status.UNSURE:
         return f"The output differs, and {finding.text}."
-    if finding.status is Status.UNMATCHED:
+    if finding.status in (Status.UNMATCHED, Status.LOST):
         return f"{finding.text[0].upper()}{finding.text[1:]}."
     if finding.output_error is None:
         return "Its inputs are identical, its output is not."
@@ -238,6 +235,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
             (Status.CHOICE, "decided otherwise within rounding"),
             (Status.OTHER, "did other work after that"),
             (Status.OUTSIDE, "from outside, read by nothing"),
+            (Status.ELSEWHERE, "come to the same by another way"),
             (Status.ROUNDING, "within rounding"),
             (Status.IDENTICAL, "identical"),
             (Status.UNMATCHED, "unmatched"),

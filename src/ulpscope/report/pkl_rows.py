@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ulpscope.model.names import call_text, value_text
 from ulpscope.model.records import CallRecord, Role, Value
+from ulpscope.store.dump import Dump
 from ulpscope.store.formats.pkl_names import call_name, has_place, named_values
-from ulpscope.store.reader import Dump
 
 
 def older_names(dump: Dump, call: CallRecord) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from ulpscope.analyze.ledger import Finding, Judgement, Verdict, judge
 from ulpscope.analyze.limits import limit
 from ulpscope.analyze.pattern import pattern
-from ulpscope.store.ledger import Measure, Row
+from ulpscope.store.ledger_file import Measure, Row
 
 
 def verdict_of(row: Row) -> str:

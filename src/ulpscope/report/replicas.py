@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ulpscope.analyze.ranks import ranks_text
 from ulpscope.analyze.replicas import Agreement, Disagreement
+from ulpscope.findings.ranks import ranks_text
 from ulpscope.model.names import call_text, slot_text
 
 _SHOWN_RANKS = 8

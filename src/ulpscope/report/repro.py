@@ -10,7 +10,7 @@ from ulpscope.model.names import GENERATOR, call_text
 from ulpscope.model.records import CallRecord, Manifest, Role, Value
 from ulpscope.report.replay import replay_lines
 from ulpscope.report.repro_script import CALL, HEAD, REST
-from ulpscope.store.ledger import Row
+from ulpscope.store.ledger_file import Row
 
 _SPACES = {"Functional": "torch.nn.functional", "Torch": "torch", "Tensor": "torch.Tensor", "VF": "torch._VF"}
 _OPERATORS = {"Aten": "aten", "NPU": "npu"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ulpscope.model.names import call_text, slot_text
 from ulpscope.model.records import CallRecord, Role, Stretch, Value
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 

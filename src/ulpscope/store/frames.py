@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ulpscope.native import measuring, taps
-from ulpscope.store.tables import CALL_ROW, FRAME, FRAME_MAGIC, VALUE_BYTES
+from ulpscope.native import taps
+from ulpscope.native.schema import CALL, FRAME, FRAME_MAGIC, MEASURE, RING, RING_DATA, TABLES, VALUE
 
-_MEASURE_BYTES = measuring.ROW.itemsize
-_FIRST_VALUE = 24
-_HEAD, _TAKEN, _DATA = slice(16, 24), slice(24, 32), 4096
+_FIRST = CALL.offset("first_value")
+_HEAD, _TAKEN = (slice(RING.offset(name), RING.offset(name) + 8) for name in ("head", "taken"))
 
 
 class PlainFrames:
@@ -34,7 +33,7 @@ class PlainFrames:
     def attach(self, view: memoryview | None) -> None:
         """Begins with the memory of a ring; None lets go of it."""
         self._view = view
-        self._sizes = [0, 0, 0, 0, 0]
+        self._sizes = [0] * len(TABLES)
         self._strings: list[bytes] = []
         self._measures: list[bytes] = []
         self._sketches: list[bytes] = []
@@ -60,10 +59,10 @@ class PlainFrames:
 
     def add_measured(self, row: bytes) -> int:
         """Stores a row and the sketch behind it; returns its number."""
-        if len(row) > _MEASURE_BYTES:
-            self._sketches.append(row[_MEASURE_BYTES:])
-            self.sketch_size += len(row) - _MEASURE_BYTES
-            row = row[:_MEASURE_BYTES]
+        if len(row) > MEASURE.size:
+            self._sketches.append(row[MEASURE.size :])
+            self.sketch_size += len(row) - MEASURE.size
+            row = row[: MEASURE.size]
         self._measures.append(row)
         self.measures += 1
         return self.measures - 1
@@ -71,8 +70,8 @@ class PlainFrames:
     def commit(self, row: bytes, values: bytes) -> None:
         """Puts a frame of what has come since the last one and of a call, if there is one; its first value is filled in."""
         if row:
-            first = self._sizes[3] // VALUE_BYTES
-            row = row[:_FIRST_VALUE] + first.to_bytes(8, "little") + row[_FIRST_VALUE + 8 :]
+            first = self._sizes[3] // VALUE.size
+            row = row[:_FIRST] + first.to_bytes(8, "little") + row[_FIRST + 8 :]
         parts = (_taken(self._strings), _taken(self._measures), _taken(self._sketches), values, row)
         if self._place(self._sizes, parts):
             self._sizes = [size + len(part) for size, part in zip(self._sizes, parts, strict=True)]
@@ -87,7 +86,7 @@ class PlainFrames:
         runs = np.flatnonzero(np.diff(numbers) != 1) + 1
         for first, part in zip(np.split(numbers, runs), np.split(rows, runs), strict=True):
             sizes = self._sizes
-            place = int(first[0]) * _MEASURE_BYTES
+            place = int(first[0]) * MEASURE.size
             if self._place([sizes[0], place, *sizes[2:]], (b"", part.tobytes(), bytes(sketches), b"", b"")):
                 sizes[2] += len(sketches)
                 self.sketch_size += len(sketches)
@@ -98,15 +97,15 @@ class PlainFrames:
         if view is None or self.failed:
             return False
         lengths = [len(part) for part in parts]
-        frame = b"".join((FRAME.pack(FRAME_MAGIC, sum(lengths), *places, *lengths), *parts))
-        capacity = len(view) - _DATA
+        frame = b"".join((FRAME.struct.pack(FRAME_MAGIC, sum(lengths), *places, *lengths, 0), *parts))
+        capacity = len(view) - RING_DATA
         head, taken = int.from_bytes(view[_HEAD], "little"), int.from_bytes(view[_TAKEN], "little")
         if len(frame) > capacity - (head - taken):
             return self._put(frame)
         at = head % capacity
         first = min(len(frame), capacity - at)
-        view[_DATA + at : _DATA + at + first] = frame[:first]
-        view[_DATA : _DATA + len(frame) - first] = frame[first:]
+        view[RING_DATA + at : RING_DATA + at + first] = frame[:first]
+        view[RING_DATA : RING_DATA + len(frame) - first] = frame[first:]
         head += len(frame)
         view[_HEAD] = head.to_bytes(8, "little")
         if head - max(taken, self._woken) > capacity // 16:
@@ -127,17 +126,18 @@ Filed = tuple[int, int]
 
 def plain_file_frames(data: bytes | memoryview, descriptors: tuple[int, ...], filed: int) -> Filed:
     """Writes all whole frames into the files of their tables; `filed` bytes of measures are there already. Raises OSError."""
-    tables: tuple[list[bytes], ...] = ([], [], [], [], [])
+    tables: list[list[bytes]] = [[] for _ in TABLES]
     patches: list[tuple[int, bytes]] = []
     starts: list[int] = []
     at, end = 0, filed
     while at + FRAME.size <= len(data):
-        _, length, *places, one, two, three, four, five = FRAME.unpack_from(data, at)
+        _, length, *numbers, _ = FRAME.struct.unpack_from(data, at)
+        places, sizes = numbers[: len(TABLES)], numbers[len(TABLES) :]
         cut = at + FRAME.size
         if cut + length > len(data):
             break
         starts = starts or places
-        for number, size in enumerate((one, two, three, four, five)):
+        for number, size in enumerate(sizes):
             part = bytes(data[cut : cut + size])
             cut += size
             if number == 1 and size and places[1] != end:
@@ -165,4 +165,3 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 Frames: Any = PlainFrames if taps.C is None else taps.C.Frames
 file_frames: Callable[[bytes | memoryview, tuple[int, ...], int], Filed]
 file_frames = getattr(taps.C, "file_frames", plain_file_frames)
-assert CALL_ROW.size == 72 and FRAME.size == 72 and _MEASURE_BYTES == 112  # as capture.h has them

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import fcntl
 import io
 import json
 import os
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ulpscope.model.errors import CaptureError, DumpError
-from ulpscope.store.fields import read_fields
+from ulpscope.store.json_fields import read_fields
 
 SEED_FILE = "free_benchmark.csv"
 OWN_FILE = "noise.jsonl"
@@ -48,22 +47,30 @@ class NoiseFile:
     """Adds rows to a file that several processes share. A file of an earlier run is replaced by the first row of this one."""
 
     def __init__(self, path: Path, *, header: str = "") -> None:
-        self._path = path
+        self.path = path
         self._header = header
         self._began = _now(path)
         self._is_mine = False
 
     def add(self, line: str) -> None:
-        with _locked(self._path.parent):
+        with _locked(self.path.parent):
             try:
-                if not self._is_mine and self._path.exists() and self._path.stat().st_mtime_ns < self._began:
-                    self._path.unlink()
+                if not self._is_mine and self.path.exists() and self.path.stat().st_mtime_ns < self._began:
+                    self.path.unlink()
                 self._is_mine = True
-                fresh = not self._path.exists()
-                with self._path.open("a", encoding="utf-8", newline="") as file:
+                fresh = not self.path.exists()
+                with self.path.open("a", encoding="utf-8", newline="") as file:
                     file.write((self._header if fresh else "") + line)
             except OSError as error:
-                raise CaptureError(f"cannot write {self._path}: {error.strerror}; choose another folder") from error
+                raise CaptureError(f"cannot write {self.path}: {error.strerror}; choose another folder") from error
+
+    def finish(self) -> bool:
+        """Leaves the file with its header alone where nobody added a row; whether it is so."""
+        with _locked(self.path.parent):
+            if self.path.exists() and self.path.stat().st_mtime_ns >= self._began:
+                return False
+        self.add("")
+        return True
 
 
 def seed_file(folder: Path) -> NoiseFile:
@@ -127,6 +134,8 @@ def _now(path: Path) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    import fcntl  # which not every system has where such rows are read
+
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

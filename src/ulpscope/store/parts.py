@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ulpscope.model.records import Payload, Slot, Summary, Value
-from ulpscope.store.tables import NONE32
+from ulpscope.native.schema import NONE32
 
 Measured = tuple[Summary | None, int | None, Payload | None]
 

@@ -11,17 +11,15 @@ import contextlib
 import errno
 import mmap
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from ulpscope.model.errors import RUN_OUT, cannot
+from ulpscope.native.schema import RING, RING_DATA, RING_MAGIC
 
-MAGIC = b"ulpring1"
-HEADER = struct.Struct("<8sQQQ")
-DATA = 4096
+MAGIC, HEADER, DATA = RING_MAGIC, RING.struct, RING_DATA
 _SMALLEST = 64 << 10
-_COUNTS = slice(16, 32)  # of the header: `head` and `taken`
+_COUNTS = slice(RING.offset("head"), RING.size)  # `head` and `taken`
 
 
 class Ring:

@@ -20,11 +20,12 @@ from ulpscope.model.errors import DumpError, did_you_mean
 from ulpscope.model.names import call_of_value, value_text
 from ulpscope.model.records import Stats, Value
 from ulpscope.native import measuring
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.npy import read_npy
+from ulpscope.store.files.pt import read_pt
 from ulpscope.store.formats.cann import KernelDump, kernel_name, read_kernel
 from ulpscope.store.formats.cann_layouts import logical
-from ulpscope.store.formats.npy import read_npy
-from ulpscope.store.formats.pt import read_pt
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import open_dump
 
 BETWEEN = "::"
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"

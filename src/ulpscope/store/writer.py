@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from ulpscope.model.background import Job, NoThreadError, OwnThread, here
 from ulpscope.model.errors import CaptureError, FolderTakenError, cannot
 from ulpscope.native import measuring
-from ulpscope.store import layout
+from ulpscope.native.schema import NONE64, UNKNOWN
+from ulpscope.store import run_folder
 from ulpscope.store.frames import Frames, file_frames, write_all
 from ulpscope.store.ring import DATA, Ring, beside_streams, largest_ring
-from ulpscope.store.tables import CALL_ROW, NONE64, UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +106,10 @@ class DumpWriter:
                 with contextlib.suppress(OSError, AttributeError):
                     self._place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
                 self._say(folder, manifest)
-                self.journal = self._ring(self.journal, folder / layout.JOURNAL, JOURNAL_BYTES)
+                self.journal = self._ring(self.journal, folder / run_folder.JOURNAL, JOURNAL_BYTES)
                 self.frames.attach(self.journal.view)
                 if self._payload_bytes:
-                    self.payloads = self._ring(self.payloads, folder / layout.PAYLOAD_JOURNAL, self._payload_bytes)
+                    self.payloads = self._ring(self.payloads, folder / run_folder.PAYLOAD_JOURNAL, self._payload_bytes)
         except FileExistsError as error:
             self._leave_place()
             raise FolderTakenError(
@@ -127,7 +127,7 @@ class DumpWriter:
 
     def _make_files(self, folder: Path) -> None:
         """Before the first bytes go into them; until then all is in the rings."""
-        names = (*layout.TABLES, *((layout.PAYLOAD,) if self._payload_bytes else ()))
+        names = (*run_folder.TABLES, *((run_folder.PAYLOAD,) if self._payload_bytes else ()))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         place = self._place
         try:
@@ -193,13 +193,13 @@ class DumpWriter:
         try:
             self._say(folder, manifest)
         except OSError as error:
-            self._fail(f"could not finish {folder / layout.MANIFEST}: {error.strerror}")
+            self._fail(f"could not finish {folder / run_folder.MANIFEST}: {error.strerror}")
 
     def _say(self, folder: Path, manifest: dict[str, Any]) -> None:
         """Writes the manifest, and when, where it says anything new."""
         if manifest != self._said:
             written = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            layout.write_json(folder / layout.MANIFEST, {**manifest, "written": written})
+            run_folder.write_json(folder / run_folder.MANIFEST, {**manifest, "written": written})
             self._said = manifest
 
     def _close_files(self) -> OSError | None:
@@ -227,7 +227,7 @@ class DumpWriter:
         try:
             self._say(folder, manifest if not self.failure else {**manifest, "state": "incomplete"})
         except OSError as error:
-            self._fail(f"could not write {folder / layout.MANIFEST}: {error.strerror}")
+            self._fail(f"could not write {folder / run_folder.MANIFEST}: {error.strerror}")
 
     def leave_to_parent(self) -> None:
         """In a forked child: files, rings and jobs are those of its parent. What still comes of a call that was under way at the
@@ -339,9 +339,9 @@ class DumpWriter:
                 self._wake()
         return offset, nbytes
 
-    def commit(self, row: list[int], values: bytes) -> None:
-        """Stores one finished call. `row` holds the fields of CALL; its `first_value` is filled in."""
-        self.frames.commit(CALL_ROW.pack(*row), values)
+    def commit(self, row: bytes, values: bytes) -> None:
+        """Stores one finished call: its row of calls.bin, whose `first_value` is filled in, and those of its values."""
+        self.frames.commit(row, values)
 
     def _put_frame(self, frame: bytes) -> bool:
         return self.journal is not None and self._put(self.journal, frame)

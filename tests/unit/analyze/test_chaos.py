@@ -10,7 +10,7 @@ import pytest
 from ulpscope.analyze.chaos import Origin, place
 from ulpscope.model.errors import DumpError
 from ulpscope.report.chaos import chaos_json, chaos_lines
-from ulpscope.store.tracks import Point, Track, add_point, read_tracks, track_path
+from ulpscope.store.loss_curve import Point, Track, add_point, read_tracks, track_path
 
 
 def track(*losses: float, output: tuple[float, ...] = ()) -> Track:

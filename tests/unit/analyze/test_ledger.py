@@ -11,7 +11,7 @@ import pytest
 from ulpscope.analyze.ledger import Verdict, judge
 from ulpscope.analyze.pattern import pattern
 from ulpscope.analyze.told import told_differently
-from ulpscope.store.ledger import Exchange, Leaf, Measure, Row
+from ulpscope.store.ledger_file import Exchange, Leaf, Measure, Row
 
 
 def row(seq: int = 0, **fields: Any) -> Row:
@@ -55,7 +55,7 @@ def test_the_call_above_its_limit_is_named_and_not_those_after_it() -> None:
     assert judgement.first is not None
     assert (judgement.first.row.seq, judgement.first.verdict) == (3, Verdict.INTRODUCED)
     assert len(judgement.findings) == 1
-    assert judgement.first.excess == 8.0 / 0.8
+    assert judgement.first.excess == pytest.approx(8.0 / 0.8, rel=0.02)
 
 
 def test_the_first_sure_finding_comes_before_an_earlier_doubtful_one() -> None:
@@ -274,12 +274,107 @@ def test_a_copy_that_only_one_device_needs_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
-def test_nan_that_float64_makes_too_is_named_and_inf_only_where_it_can_not_be_meant(phase: str) -> None:
+def test_where_nothing_was_followed_nan_is_named_and_inf_only_where_it_can_not_be_meant(phase: str) -> None:
     nan = judge(with_one(2, phase=phase, measures=(measure(undefined=3),))).first
     assert nan is not None
-    assert (nan.row.seq, nan.why.partition(":")[0]) == (2, "3 values are NaN, made from numbers")
+    assert (nan.row.seq, nan.verdict) == (2, Verdict.PURPOSE)
+    assert nan.why.partition(":")[0] == "3 values are NaN, made from numbers"
     inf = judge(with_one(2, phase=phase, measures=(measure(infinite=3),))).first
     assert (inf is None) is (phase == "forward")
+
+
+def pole(*after: Row) -> list[Row]:
+    """A call that made an infinity, and those that read it."""
+    made = row(0, op="aten.log.default", dtypes="float32", kind="map", measures=(measure(infinite=1),), poles=())
+    return [made, *after]
+
+
+SOURCE = (("aten.log.default", "float32", 0),)
+
+
+def reader(seq: int, **fields: Any) -> Row:
+    return row(seq, **({"op": "aten.mul.Tensor", "kind": "map", "poles": SOURCE} | fields))
+
+
+@pytest.mark.parametrize(
+    ("after", "harm"),
+    [
+        ([reader(1)], ""),
+        ([reader(1, passes=True)], ""),
+        ([reader(1, passes=True, ends="weight", param="fc.bias")], "the weight fc.bias in step 0"),
+        ([reader(1, passes=True, ends="gradient", param="fc.bias")], "the gradient of fc.bias in step 0"),
+        # An update that did not take it: the scaler of gradients has left the step out.
+        ([reader(1, passes=True, ends="gradient"), row(2, phase="optimizer")], ""),
+        ([reader(1, passes=True, ends="loss")], "a loss in step 0: Functional.linear.1.forward"),
+    ],
+)
+def test_what_is_infinite_by_definition_is_a_finding_only_where_it_reaches_something(
+    after: list[Row], harm: str
+) -> None:
+    found = judge(pole(*after))
+    assert (found.first is not None) is bool(harm)
+    (finding,) = found.findings or found.remarks
+    assert finding.verdict is Verdict.PURPOSE
+    assert (f"it reaches {harm}" if harm else "no weight or loss") in finding.why
+
+
+def test_a_loss_that_is_masked_later_is_no_harm() -> None:
+    loss = reader(1, op="aten.sum.default", dtypes="float32", index=0, passes=True, ends="loss")
+    masked = row(2, op="aten.where.self", kind="movement", poles=(("aten.sum.default", "float32", 0),))
+    assert judge(pole(loss, masked)).first is None
+    passed = replace(masked, passes=True)
+    assert judge(pole(loss, passed)).first is not None
+
+
+def habitual(toward: float, **fields: Any) -> Measure:
+    return measure(
+        dtype="float32", shape=(64, 64), toward=toward, spread=0.001, **({"rms": 1.0, "worst": 4.0} | fields)
+    )
+
+
+def attention(*leans: float) -> list[Row]:
+    told = {"op": "mine.attention.default", "kind": "norm", "dtypes": "float32"}
+    return [row(seq, measures=(habitual(lean),), **told) for seq, lean in enumerate(leans)]
+
+
+def test_what_a_kernel_does_at_every_call_at_one_small_size_is_its_habit() -> None:
+    found = judge(attention(-4.0, -4.2, -3.9, -4.1, -4.0))
+    assert found.first is None
+    assert found.counts["habit"] == 5
+    assert found.remarks[0].why.endswith("at all 5 calls of attention: as this kernel does")
+
+
+@pytest.mark.parametrize(
+    "leans",
+    [
+        (-4.0, -4.1, -4.0),  # too few to speak of all
+        (-0.1, -0.1, -0.1, -0.1, -4.0),  # one that leaves the habit of its kind
+        (-40.0, -40.0, -40.0, -40.0, -40.0),  # beyond what a quick function explains
+    ],
+)
+def test_what_is_no_habit_is_named(leans: tuple[float, ...]) -> None:
+    assert judge(attention(*leans)).first is not None
+
+
+def test_in_low_precision_nothing_that_leans_is_a_habit() -> None:
+    leaning = measure(toward=-0.72, spread=0.01)
+    rows = [row(seq, measures=(leaning,)) for seq in range(8)]
+    assert len(judge(rows).findings) == 8
+
+
+def test_one_or_two_elements_have_no_root_mean_square() -> None:
+    few = measure(dtype="float32", shape=(2,), rms=1.1, worst=1.2)
+    told = {"op": "aten.sqrt.default", "kind": "map"}
+    assert judge([row(0, measures=(few,), **told)]).first is None
+
+
+def test_a_limit_that_nobody_measured_is_wider_and_says_so() -> None:
+    told = {"op": "mine.op.default", "kind": "map"}
+    near, far = (measure(dtype="float32", rms=rms, worst=4.0) for rms in (3.0, 5.0))
+    assert judge([row(0, measures=(near,), **told)]).first is None
+    first = judge([row(0, measures=(far,), **told)]).first
+    assert first is not None
+    assert first.why.endswith("limit assumed: op was not measured")
 
 
 def test_nan_that_the_reference_makes_too_is_not_named() -> None:

@@ -11,8 +11,8 @@ import pytest
 from builders import DumpBuilder
 from ulpscope.analyze.replicas import agreement
 from ulpscope.model.errors import DumpError
-from ulpscope.store.layout import MANIFEST
-from ulpscope.store.reader import open_run
+from ulpscope.store.registry import open_run
+from ulpscope.store.run_folder import MANIFEST
 
 Array = np.ndarray
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from builders import DumpBuilder
-from ulpscope.analyze.divergence import diverge
 from ulpscope.analyze.ledger import STATISTICS, Judgement, Verdict
-from ulpscope.analyze.ranks import origin
 from ulpscope.analyze.statistics import judged_alone, judged_beside
 from ulpscope.compare.comparison import CallComparison, Evidence
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.ranks import origin
 from ulpscope.model.records import Phase
-from ulpscope.store.ledger import Row
-from ulpscope.store.reader import open_run
+from ulpscope.store.ledger_file import Row
+from ulpscope.store.registry import open_run
 from unit.analyze.made import call, tensor
 
 
@@ -72,7 +72,7 @@ INF = np.array([1, np.inf, 3, 2], dtype=np.float32)
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
 
 
-@pytest.mark.parametrize(("made", "why"), [(NAN, "2 values are NaN"), (INF, "1 values are infinite")])
+@pytest.mark.parametrize(("made", "why"), [(NAN, "2 values are NaN"), (INF, "1 value is infinite")])
 def test_the_producer_is_named_and_not_those_that_pass_it_on(tmp_path: Path, made: Any, why: str) -> None:
     judgement = alone(
         tmp_path,

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from builders import DumpBuilder
-from ulpscope.compare.align import Align, align, plain_module
+from ulpscope.compare.align import Align, align
 from ulpscope.compare.comparison import How
+from ulpscope.compare.values import plain_module
 from ulpscope.model.names import call_text
 from ulpscope.model.records import Phase
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.registry import open_dump
 
 Call = tuple[str, int, str] | tuple[str, int, str, tuple[int, ...]]
 
@@ -61,7 +63,7 @@ def test_the_same_calls_belong_together_by_every_rule(tmp_path: Path) -> None:
 def test_one_call_more_in_a_module_does_not_shift_the_modules_after_it(tmp_path: Path) -> None:
     reference = dump(tmp_path / "r", [("add", 0, "a"), ("add", 1, "b"), ("add", 2, "c")])
     target = dump(tmp_path / "t", [("add", 0, "a"), ("add", 1, "a", (3,)), ("add", 2, "b"), ("add", 3, "c")])
-    assert named(reference, target, Align.PLACE) == [
+    assert named(reference, target, Align.VALUES) == [
         ("Tensor.add.0.forward", "Tensor.add.0.forward"),
         (None, "Tensor.add.1.forward"),
         ("Tensor.add.1.forward", "Tensor.add.2.forward"),
@@ -80,7 +82,7 @@ def test_without_modules_shapes_decide_where_the_counts_differ(tmp_path: Path) -
     target = dump(
         tmp_path / "t", [("add", 0, "", (2,)), ("add", 1, "", (9,)), ("add", 2, "", (4,)), ("add", 3, "", (5,))]
     )
-    for by in (Align.FUZZY, Align.PLACE):
+    for by in (Align.FUZZY, Align.VALUES):
         assert named(reference, target, by) == [
             ("Tensor.add.0.forward", "Tensor.add.0.forward"),
             (None, "Tensor.add.1.forward"),
@@ -92,7 +94,7 @@ def test_without_modules_shapes_decide_where_the_counts_differ(tmp_path: Path) -
 def test_a_backward_call_follows_its_forward_call(tmp_path: Path) -> None:
     reference = dump(tmp_path / "r", [("add", 0, "a"), ("add", 1, "b")], backward=True)
     target = dump(tmp_path / "t", [("add", 0, "a"), ("add", 1, "a", (3,)), ("add", 2, "b")], backward=True)
-    pairs = named(reference, target, Align.PLACE)
+    pairs = named(reference, target, Align.VALUES)
     assert ("Tensor.add.1.backward", "Tensor.add.2.backward") in pairs
     assert ("Tensor.add.0.backward", "Tensor.add.0.backward") in pairs
     assert (None, "Tensor.add.1.backward") in pairs
@@ -101,7 +103,7 @@ def test_a_backward_call_follows_its_forward_call(tmp_path: Path) -> None:
 def test_what_only_the_reference_has_stands_where_it_ran(tmp_path: Path) -> None:
     reference = dump(tmp_path / "r", [("add", 0, "a"), ("mul", 0, "a"), ("sub", 0, "a")])
     target = dump(tmp_path / "t", [("add", 0, "a"), ("sub", 0, "a")])
-    assert named(reference, target, Align.PLACE) == [
+    assert named(reference, target, Align.VALUES) == [
         ("Tensor.add.0.forward", "Tensor.add.0.forward"),
         ("Tensor.mul.0.forward", None),
         ("Tensor.sub.0.forward", "Tensor.sub.0.forward"),

@@ -19,9 +19,9 @@ from ulpscope.compare.runs import InProcess, Processes, Unit, pair_runs
 from ulpscope.model.errors import ConfigError, DumpError
 from ulpscope.model.names import call_of_value, call_text, value_text
 from ulpscope.store.formats.msprobe_writer import write_msprobe
-from ulpscope.store.layout import MANIFEST
 from ulpscope.store.mapped import forget
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
+from ulpscope.store.run_folder import MANIFEST
 
 X = np.arange(8, dtype=np.float32)
 Y = np.linspace(-1, 1, 1000, dtype=np.float32)

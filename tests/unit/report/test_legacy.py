@@ -15,7 +15,7 @@ from ulpscope.compare.align import Align
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.report.legacy import TABLES, Table, rows, table_for
 from ulpscope.report.table import Cell, Colour
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 
 NAN, INF = math.nan, math.inf
 Shown = dict[str, dict[str, Cell]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ulpscope.analyze.advice import advise
-from ulpscope.analyze.divergence import diverge
-from ulpscope.analyze.ranks import origin
 from ulpscope.compare.comparison import CallComparison
+from ulpscope.findings.advice import advise
+from ulpscope.findings.divergence import diverge
+from ulpscope.findings.ranks import origin
 from ulpscope.model.records import Frame
 from ulpscope.report.outcome import Outcome, UnitOutcome
 from ulpscope.report.panel import page_of

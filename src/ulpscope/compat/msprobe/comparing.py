@@ -29,12 +29,14 @@ from ulpscope.report.advisor import write_advisor
 from ulpscope.report.first_difference import write_first_difference
 from ulpscope.report.table import Row, Sheet, stamped
 from ulpscope.report.xlsx import write_xlsx
-from ulpscope.store import layout
+from ulpscope.store import registry
+from ulpscope.store.dump import Dump
+from ulpscope.store.formats import msprobe_folder
 from ulpscope.store.formats.msprobe_reader import MsprobeDump
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
-DUMP, DEBUG = layout.MSPROBE
+DUMP, DEBUG = msprobe_folder.FILES
 _PRINT_LOG = "is_print_compare_log"
 _SHEET = "Sheet"
 # As in 8.2.1, a little below what a sheet holds; with more rows there are no colours.
@@ -72,8 +74,15 @@ def compare(
     what is wrong, for a mistake in the arguments; DumpError for a dump that cannot be read.
     """
     npu, bench, stacks, print_log = read_input(input_param, suffix="_json_path")
-    wanted = Wanted(Path(output_path), fuzzy_match, highlight, auto_analyze, print_log)
-    compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=stack_mode))
+    given = {"stack_mode": stack_mode, "auto_analyze": auto_analyze, "fuzzy_match": fuzzy_match, "highlight": highlight}
+    flags = {name: _flag(name, value) for name, value in given.items()}
+    output = Path(output_path)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([f"output_path {str(output)!r}: {error.strerror}"]) from None
+    wanted = Wanted(output, flags["fuzzy_match"], flags["highlight"], flags["auto_analyze"], print_log)
+    compare_files(npu, bench, wanted, stacks=shows_stacks(npu, stacks, stack_mode=flags["stack_mode"]))
 
 
 def compare_distributed(npu_dump_dir: str, bench_dump_dir: str, output_path: str, **kwargs: Any) -> None:
@@ -89,9 +98,7 @@ def compare_distributed(npu_dump_dir: str, bench_dump_dir: str, output_path: str
     for name, value in kwargs.items():
         if name not in known:
             raise ConfigError([f"compare_distributed has no argument {name!r}.{did_you_mean(name, known)}"])
-        if not isinstance(value, bool):
-            raise ConfigError([f"{name} is {value!r}, it must be True or False"])
-        known[name] = value
+        known[name] = _flag(name, value)
     wanted = Wanted(
         Path(output_path),
         known["fuzzy_match"],
@@ -100,6 +107,15 @@ def compare_distributed(npu_dump_dir: str, bench_dump_dir: str, output_path: str
         known[_PRINT_LOG],
     )
     compare_folders(Path(npu_dump_dir), Path(bench_dump_dir), wanted)
+
+
+def _flag(name: str, value: Any) -> bool:
+    """A flag, also as the text that scripts which tools write have it in. Raises ConfigError."""
+    if value in ("True", "False"):
+        return bool(value == "True")
+    if not isinstance(value, bool):
+        raise ConfigError([f"{name} is {value!r}, it must be True or False"])
+    return value
 
 
 # --- arguments --------------------------------------------------------------------------------------------------
@@ -142,10 +158,10 @@ def shows_stacks(npu: Path, stacks: Path | None, *, stack_mode: bool) -> bool | 
         raise ConfigError(
             [f"stack_path {str(stacks)!r} does not exist; leave it out and stack.json is found by itself"]
         )
-    own = layout.beside(npu, layout.STACKS)
+    own = msprobe_folder.beside(npu, msprobe_folder.STACKS)
     if stack_mode and not (own.is_file() and own.samefile(stacks)):
         raise ConfigError(
-            [f"stack_path is {str(stacks)!r}; it must be the {layout.STACKS} beside npu_path, {str(own)!r}"]
+            [f"stack_path is {str(stacks)!r}; it must be the {msprobe_folder.STACKS} beside npu_path, {str(own)!r}"]
         )
     return stack_mode
 
@@ -195,7 +211,7 @@ def first_difference(npu: Path, bench: Path, wanted: Wanted) -> bool:
     if npu.is_dir():
         units = [unit for _, unit in paired_ranks(npu, bench)]
     else:
-        place = layout.find_dumps(npu)[0]
+        place = registry.find_dumps(npu)[0]
         units = [Unit(place.step, place.rank, bench, npu)]
     with stamped(wanted.output, f"compare_result_rank{units[0].rank}_{{}}.json") as stamp:
         written = write_first_difference(units, wanted.output, timestamp=stamp, options=_options(wanted))
@@ -220,7 +236,7 @@ def paired_ranks(npu: Path, bench: Path) -> list[tuple[str, Unit]]:
     for path in (npu, bench):
         if not path.is_dir():
             raise ConfigError([f"{path} is not a folder; give the folder of a step, as ./npu_dump/step0"])
-        places = layout.find_dumps(path)
+        places = registry.find_dumps(path)
         if not places:
             raise ConfigError([f"{path} holds no dump; give the folder of a step, as ./npu_dump/step0"])
         steps = sorted({place.step for place in places})
@@ -240,7 +256,7 @@ def paired_ranks(npu: Path, bench: Path) -> list[tuple[str, Unit]]:
 
 
 def _has(folder: Path, *, saved: bool) -> bool:
-    if layout.is_msprobe(folder):
+    if msprobe_folder.is_msprobe(folder):
         return (folder / (DEBUG if saved else DUMP)).is_file()
     return not saved
 
@@ -307,8 +323,8 @@ def _advise(folder: Path, verdicts: FirstWrong, stamp: str, rank: int | None) ->
 
 
 def _has_stacks(target: Dump) -> bool:
-    if isinstance(target, MsprobeDump):
-        return layout.beside(target.folder, layout.STACKS).is_file()
+    if target.source.format == "msprobe":
+        return msprobe_folder.beside(target.folder, msprobe_folder.STACKS).is_file()
     return len(target) > 0 and target.nth(0).stack is not None
 
 
@@ -321,10 +337,10 @@ def _can_be_coloured(target: Dump) -> bool:
 
 def _count(target: Dump) -> int:
     """How many values a dump has. Those of msprobe are counted by their types, as reading them all would take long."""
-    if not isinstance(target, MsprobeDump):
+    if not isinstance(target.source, MsprobeDump):
         return target.value_count
     found = 0
-    for path in target.files:
+    for path in target.source.files:
         with path.open("rb") as file:
             found += sum(chunk.count(b'"type"') for chunk in iter(partial(file.read, _CHUNK), b""))
     return found

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ulpscope.model.errors import ConfigError, did_you_mean
+from ulpscope.model.names import KINDS
 from ulpscope.model.options import numbers, read_config_file
 
 _log = logging.getLogger(__name__)
@@ -173,7 +175,9 @@ def _read_idle(key: str, value: Any, place: str, problems: list[str], notes: lis
     reader, usual = _IDLE[key]
     if value is not None:
         _read(reader, value, place, {}, problems, notes)
-        if value not in (usual, *_EMPTY):
+        if key in _REFUSED and value not in (usual, *_EMPTY) and not any(each.startswith(place) for each in problems):
+            problems.append(f"{place} = {value!r}: {_REFUSED[key]}")
+        elif value not in (usual, *_EMPTY):
             notes.append(f"{place} = {value!r} has no effect here")
 
 
@@ -208,6 +212,11 @@ def _together(values: Mapping[str, Any], task: str, options: Mapping[str, Any]) 
             problems.append(f"level = {level!r}: free_benchmark works at level L1 only")
         if options.get("fuzz_device") == "cpu" and options.get("pert_mode") != "to_cpu":
             problems.append("free_benchmark.fuzz_device = 'cpu' goes with pert_mode 'to_cpu' only")
+        mode = options.get("pert_mode", "improve_precision")
+        if options.get("handler_type") == "fix" and mode not in _FIXING:
+            problems.append(
+                f"free_benchmark.pert_mode = {mode!r}: handler_type 'fix' works with {' and '.join(_FIXING)}"
+            )
         if options.get("handler_type") == "fix" and options.get("if_preheat"):
             problems.append("free_benchmark.if_preheat: handler_type 'fix' knows no preheating")
         if options.get("handler_type") == "fix" and options.get("fuzz_stage") == "backward":
@@ -217,10 +226,13 @@ def _together(values: Mapping[str, Any], task: str, options: Mapping[str, Any]) 
             problems.append(f"task = {task!r}: level L2 goes with task tensor")
         if len(scope or names) != 1:
             problems.append(f"{task}.scope: level L2 needs exactly one API name, such as Tensor.__mul__.10.forward")
-        elif scope and scope[0].endswith(".backward") and not options.get("backward_input"):
-            problems.append(f"{task}.backward_input must be configured when scope names a backward")
     elif scope and len(scope) != 2:
         problems.append(f"{task}.scope = {list(scope)!r}: must be two names, the first and the last call")
+    elif level in _SPELT:
+        shape, example = _SPELT[level]
+        problems += [
+            f"{task}.scope: {name!r} names no call of level {level}; {example}" for name in scope if not shape(name)
+        ]
     return problems
 
 
@@ -391,6 +403,24 @@ _IDLE: dict[str, tuple[Reader, Any]] = {
     "bench_path": (_text, None),
     "diff_nums": (_whole(1, -1), None),
     "online_run_ut_recompute": (_strict_flag, False),
+}
+# Of those, what would be another dump than the one asked for.
+_REFUSED = {
+    "risk_level": "APIs are not graded here; name those that are wanted in list, or leave the key out to record all",
+    "precision": "statistics are always exact, and cost no more; leave the key out",
+}
+_FIXING = ("improve_precision", "to_cpu")
+_API_NAME = re.compile(r"[A-Za-z_]\w*\..+\.\d+(\.(forward|backward))?")
+# How an end of scope is spelt, where that can be known: a module may have any name.
+_SPELT: dict[str, tuple[Callable[[str], object], str]] = {
+    "L1": (
+        lambda name: _API_NAME.fullmatch(name) and not name.startswith(("Module.", "Cell.")),
+        "a name looks like Functional.conv2d.1.forward",
+    ),
+    "L0": (
+        lambda name: not (_API_NAME.fullmatch(name) and name.partition(".")[0] in KINDS),
+        "a name looks like Module.layer1.Conv2d.forward.0",
+    ),
 }
 _EMPTY: tuple[Any, ...] = ("", [], {}, ())
 _SINCE_26 = frozenset(

@@ -15,12 +15,13 @@ from ulpscope.compat.msprobe.config import READY, DebuggerConfig, load_config
 from ulpscope.compat.msprobe.free_benchmark import FreeBenchmark
 from ulpscope.compat.msprobe.online import OnlineCheck
 from ulpscope.frameworks.torch import determinism
+from ulpscope.frameworks.torch.custom_calls import CustomCalls
 from ulpscope.frameworks.torch.loader_watch import LoaderWatch
-from ulpscope.model.errors import CaptureError
+from ulpscope.model.errors import CaptureError, ConfigError
 from ulpscope.model.records import CallId
-from ulpscope.store import layout
+from ulpscope.store import registry
 from ulpscope.store.formats.msprobe_writer import MsprobeFiles
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 _INSTEAD = {
@@ -34,9 +35,13 @@ _INSTEAD = {
 }
 
 
-def seed_all(seed: int = 1234, mode: bool = False) -> None:
-    """Fixes every random source; `mode` asks for deterministic algorithms."""
+def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:
+    """Fixes every random source; `mode` asks for deterministic algorithms, `rm_dropout` for p = 0 from here on."""
+    if not isinstance(rm_dropout, bool):
+        raise ConfigError([f"rm_dropout = {rm_dropout!r}: must be True or False"], "seed_all")
     determinism.seed_all(seed, mode)
+    if rm_dropout:
+        determinism.dropout_off()
 
 
 class PrecisionDebugger:
@@ -74,6 +79,7 @@ class PrecisionDebugger:
         self._loader: LoaderWatch | None = None
         self._last = config.last_step
         self._idle = ""
+        self._custom = CustomCalls()
         PrecisionDebugger._current = self
         if config.enable_dataloader:
             self._loader = LoaderWatch(self._next_batch)
@@ -103,13 +109,39 @@ class PrecisionDebugger:
 
     @classmethod
     def step(cls) -> None:
-        """Ends a step."""
-        cls._get()._capture.step()
+        """Ends a step. Raises where a kernel dump is over and the call it names never came."""
+        debugger = cls._get()
+        debugger._capture.step()
+        last = debugger.config.last_step
+        if last is not None and debugger._capture.current_step == last + 1 and isinstance(debugger._capture, Capture):
+            debugger._capture.require_below()
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
         """Dumps one value under a name of your own into debug.json, and its gradient."""
         cls._get()._capture.save(name, variable, gradient=save_backward)
+
+    @classmethod
+    def forward_backward_dump_end(cls) -> None:
+        """The same as `stop`, under its first name."""
+        cls.stop()
+
+    @classmethod
+    def set_init_step(cls, step: int) -> None:
+        """The step that runs now, or begins next, has this number."""
+        if type(step) is not int or step < 0:
+            raise ConfigError([f"step = {step!r}: must be a whole number from 0 on"], "set_init_step")
+        cls._get()._capture.step(step)
+
+    @classmethod
+    def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
+        """From now on the function `api` of a module or class is recorded, as `{api_prefix}.{api}`."""
+        cls._get()._custom.register(module, api, api_prefix)
+
+    @classmethod
+    def restore_custom_api(cls, module: Any, api: str) -> None:
+        """Takes `register_custom_api` back."""
+        cls._get()._custom.restore(module, api)
 
     @classmethod
     def _get(cls) -> PrecisionDebugger:
@@ -120,6 +152,7 @@ class PrecisionDebugger:
     def _close(self) -> None:
         if self._loader is not None:
             self._loader.remove()
+        self._custom.restore_all()
         self._capture.close()
         PrecisionDebugger._current = None
 
@@ -160,11 +193,12 @@ class PrecisionDebugger:
         files = self._files.pop(target, None)
         if files is None or files.dump.folder != folder or not files.add():
             files = MsprobeFiles(
-                Dump(folder),
+                open_dump(folder),
                 target,
                 task=self.config.task,
                 level=self.config.level,
                 summary_mode=self.config.summary_mode,
+                below=self.config.capture_options().get("below"),
             )
             if target not in self._written:
                 self._replace(files.dump.manifest.rank, target)
@@ -186,7 +220,7 @@ class PrecisionDebugger:
         earlier = (
             [target]
             if self._written or os.getpid() != self._pid
-            else [place.folder for place in layout.find_places(Path(self.config.dump_path)) if place.rank == rank]
+            else [place.folder for place in registry.find_folders(Path(self.config.dump_path)) if place.rank == rank]
         )
         for folder in earlier:
             shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from ulpscope.model.errors import CaptureError
 from ulpscope.replay.noise import Noise, NoiseConfig
 from ulpscope.store.noise import NoiseRow, own_file, own_line, seed_file, seed_line
 
+_log = logging.getLogger(__name__)
 _NO_DUMP = "task 'free_benchmark' dumps nothing; save and module_dump work with the tasks statistics and tensor"
 
 
@@ -19,10 +23,27 @@ class FreeBenchmark:
 
     def __init__(self, config: DebuggerConfig, model: Any) -> None:
         noise = Noise(noise_config(config), self._write, model=model)
-        self.start, self.stop, self.step, self.close = noise.start, noise.stop, noise.step, noise.close
+        self.stop, self.step = noise.stop, noise.step
         self._noise = noise
         folder = Path(config.dump_path)
         self._seed_file, self._own_file = seed_file(folder), own_file(folder)
+        self._pid, self._began = os.getpid(), False
+
+    def start(self, model: Any = None) -> None:
+        self._noise.start(model)
+        if self._noise.started and not self._began:
+            self._began = True
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends it. A run without findings leaves its csv too, and says so."""
+        self._noise.close()
+        atexit.unregister(self.close)
+        if self._began and os.getpid() == self._pid and self._seed_file.finish():
+            _log.warning(
+                "free_benchmark found nothing: no result changed more than its limit; %s", self._seed_file.path
+            )
+        self._began = False
 
     @property
     def current_step(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from ulpscope.model.errors import ConfigError, did_you_mean
 from ulpscope.report.merge import chosen_indices, merged_sheets, read_results
 from ulpscope.report.xlsx import write_xlsx
-from ulpscope.store.formats.yaml_file import read_yaml
+from ulpscope.store.files.yaml_file import read_yaml
 
 _MAX_CONFIG = 256 << 10
 _KEYS = ("api", "compare_index")

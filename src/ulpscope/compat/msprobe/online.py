@@ -27,7 +27,7 @@ from ulpscope.replay.online import (
     TcpReceiver,
     secret_for,
 )
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class OnlineCheck:
     def send(self, folder: Path, finished: bool) -> None:
         """Takes a dump that a capture has finished."""
         if finished:
-            about = Dump(folder).manifest
+            about = open_dump(folder).manifest
             self._rank = about.rank
             self.sender.send(folder, about.step, about.rank)
 
@@ -95,7 +95,7 @@ def _check(received: Received, plan: Any, files: ResultFiles) -> None:
     from ulpscope.replay.precheck import check_dump  # brings torch
 
     count = 0
-    for result in check_dump(Dump(received.folder), plan):
+    for result in check_dump(open_dump(received.folder), plan):
         files.add(result)
         count += 1
     _log.info("step %d of rank %d: %d calls checked", received.step, received.rank, count)

@@ -21,6 +21,7 @@ from ulpscope.report.table import stamped
 
 _log = logging.getLogger(__name__)
 _MOST_PROCESSES, _PROCESSES = 64, 8
+_LAST_DEVICE = 7
 _ONLINE = ("is_online", "nfs_path", "host", "port", "rank_list", "tls_path")
 
 
@@ -35,7 +36,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         parser = commands.add_parser(name, allow_abbrev=False, help="The same by many processes.")
         _add_run(parser)
         option = parser.add_argument
-        option("-d", "--device", dest="device_id", type=_device_id, nargs="+", default=[0], help="The devices. [0]")
+        option("-d", "--device", dest="device_id", type=_one_of_eight, nargs="+", default=[0], help="The devices. [0]")
         option("-n", "--num_splits", type=_processes, default=_PROCESSES, help="How many processes, 1 to 64. [8]")
         parser.set_defaults(run=_run)
     parser = commands.add_parser(
@@ -71,7 +72,7 @@ def _run(asked: argparse.Namespace) -> None:
     # Brings torch, which the other commands do without.
     from ulpscope.frameworks.torch.api_runner import ApiRunner, default_device, set_jit_compile
     from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
-    from ulpscope.store.reader import open_dump
+    from ulpscope.store.registry import open_dump
 
     config = read_section(asked.config_path)
     white, black = (frozenset(config.get(key, ())) for key in ("white_list", "black_list"))
@@ -94,6 +95,7 @@ def _run(asked: argparse.Namespace) -> None:
     if set_jit_compile(asked.jit_compile) is False and asked.jit_compile:
         _log.warning("-j has no effect: there is no NPU here")
     ids = asked.device_id if isinstance(asked.device_id, list) else [asked.device_id]
+    _check_devices(kind, ids)
     devices = [kind if kind == "cpu" else f"{kind}:{number}" for number in ids]
     runner = ApiRunner(devices[0], whole=False)
     plan = Plan(runner, Choice(white, black, asked.filter_api), Rule.MSPROBE, error_data)
@@ -154,6 +156,23 @@ def _error_folder(config: dict[str, Any], stamp: str) -> Path:
     if not base.is_dir():
         raise ConfigError([f"error_data_path: {base} does not exist"])
     return base / f"ut_error_data{stamp}"
+
+
+def _check_devices(kind: str, ids: list[int]) -> None:
+    """Raises ConfigError for a device that the machine does not have; says that a CPU has none to choose from."""
+    from ulpscope.frameworks.torch.api_runner import device_count
+
+    there = device_count(kind)
+    if kind == "cpu" and any(ids):
+        _log.warning("-d has no effect: there is neither NPU nor GPU here, calls run on the CPU")
+    elif kind != "cpu" and max(ids) >= there:
+        raise ConfigError([f"-d {max(ids)}: this machine has {there} of {kind}, counted from 0"])
+
+
+def _one_of_eight(text: str) -> int:
+    if not text.isdigit() or not 0 <= int(text) <= _LAST_DEVICE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device from 0 to {_LAST_DEVICE}")
+    return int(text)
 
 
 def _device_id(text: str) -> int:

@@ -14,23 +14,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ulpscope.analyze.advice import Suspect, first_suspect
 from ulpscope.compare.align import Align
 from ulpscope.compare.comparison import CallComparison
 from ulpscope.compare.engine import Options, compare_dumps
 from ulpscope.compare.rules import relative_error
 from ulpscope.compat.first_wrong import NOTHING_COMPARED, FirstWrong, missing_files, ranks_differ
 from ulpscope.compat.ptdbg_ascend.switch import ArgumentError
+from ulpscope.findings.advice import Suspect, first_suspect
 from ulpscope.model.errors import did_you_mean
 from ulpscope.report import legacy
 from ulpscope.report.csv import write_csv
 from ulpscope.report.legacy_cells import ZERO_D
 from ulpscope.report.pkl_rows import older_names
 from ulpscope.report.table import Row, replacing, stamped
+from ulpscope.store.dump import Dump
+from ulpscope.store.formats.pkl_folder import is_lines, locate
 from ulpscope.store.formats.pkl_lines import is_ptdbg
 from ulpscope.store.formats.ptdbg_reader import PtdbgDump
-from ulpscope.store.layout import is_lines
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 _PRINT_LOG = "is_print_compare_log"
@@ -220,7 +221,7 @@ def _write(npu: _Side, bench: _Side, wanted: _Wanted, folder: Path, *, label: st
 
 def _opened(side: _Side) -> Dump:
     if is_lines(side.path) and is_ptdbg(side.path):
-        return PtdbgDump(side.path, arrays=side.arrays)
+        return Dump(side.path, PtdbgDump(locate(side.path), arrays=side.arrays))
     return open_dump(side.path)
 
 

@@ -39,6 +39,11 @@ class PrecisionDebugger:
         *,
         dropout: str = "off",
     ) -> None:
+        if model is not None:
+            raise ArgumentError(
+                "model: the dump of a model's modules alone is not in ptdbg_ascend's guide and not done; module_dump dumps "
+                "one module, msprobe's PrecisionDebugger at level L0 all of them"
+            )
         if hook_name is None:
             raise ArgumentError(_NO_HOOK)
         if hook_name not in _HOOKS:
@@ -56,7 +61,6 @@ class PrecisionDebugger:
             PrecisionDebugger._current._close()
         self._target = Target(root, steps=steps)
         self._rank = rank
-        self._model = model
         self._asked: Switch | Request = Switch("api_stack") if hook_name == "dump" else Request()
         self._work: Dumping | OverflowCheck | None = None
         self._loader: LoaderWatch | None = None
@@ -142,8 +146,8 @@ class PrecisionDebugger:
 
     def _made(self) -> Dumping | OverflowCheck:
         if isinstance(self._asked, Request):
-            return OverflowCheck(self._target, self._asked, model=self._model, rank=self._rank)
-        return Dumping(self._target, self._asked, model=self._model, rank=self._rank)
+            return OverflowCheck(self._target, self._asked, rank=self._rank)
+        return Dumping(self._target, self._asked, rank=self._rank)
 
     def _set(self, asked: Switch | Request) -> None:
         if self._work is not None:

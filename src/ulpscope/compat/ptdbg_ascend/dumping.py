@@ -17,9 +17,10 @@ from ulpscope.compat.ptdbg_ascend.switch import ArgumentError, Chooser, Switch
 from ulpscope.frameworks.torch import determinism, npu
 from ulpscope.model.options import read_config_file
 from ulpscope.report.table import replacing
+from ulpscope.store.dump import Dump
 from ulpscope.store.formats.pkl_names import call_name
 from ulpscope.store.formats.ptdbg_writer import append_ptdbg, ptdbg_folder, write_ptdbg
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 OWN_FOLDER = ".ulpscope"  # our own store of a run that is under way, or was killed
@@ -123,7 +124,7 @@ class Dumping:
         """Adds what is new to the tool's files; ours go when the step is over."""
         if self.capture.counts_on and not finished:
             return
-        dump = Dump(folder)
+        dump = open_dump(folder)
         if not self._by_vendor:
             self._write_files(dump, self._written.get(folder, 0))
             self._written[folder] = len(dump)

@@ -24,7 +24,7 @@ from ulpscope.model.errors import CaptureError
 from ulpscope.model.records import CallId
 from ulpscope.store.formats.pkl_names import call_name
 from ulpscope.store.formats.ptdbg_writer import ptdbg_folder, write_ptdbg
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 _DUMP_STEP = 101  # what the tool writes into the lines of an overflow
@@ -118,7 +118,7 @@ class OverflowCheck:
                 )
 
     def _write(self, folder: Path, finished: bool) -> None:
-        dump = Dump(folder)
+        dump = open_dump(folder)
         for place in range(self._written.get(folder, 0), len(dump)):
             self._count += 1
             call = dump.nth(place)

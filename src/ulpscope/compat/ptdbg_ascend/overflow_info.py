@@ -19,8 +19,8 @@ import numpy as np
 from ulpscope.model.dtypes import dtype_named
 from ulpscope.model.records import CallRecord, Phase, Role, Value
 from ulpscope.report.table import replacing
-from ulpscope.store.formats.pt import write_pt
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.pt import write_pt
 
 _FILES = {Phase.FORWARD: "forward_info", Phase.BACKWARD: "backward_info"}
 _REPLICAS = {Phase.FORWARD: "forward_real_data", Phase.BACKWARD: "backward_real_data"}

@@ -24,7 +24,7 @@ from ulpscope.report.table import stamped
 from ulpscope.report.tensor import save_text
 from ulpscope.store.formats.cann_layouts import TARGETS
 from ulpscope.store.formats.cann_npy import convert_kernel, kernel_dumps_at
-from ulpscope.store.reader import open_dump
+from ulpscope.store.registry import open_dump
 from ulpscope.store.tensor_file import StoredTensor, read_tensor
 from ulpscope.store.tensor_folder import read_folder
 

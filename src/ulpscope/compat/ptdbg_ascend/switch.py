@@ -87,7 +87,9 @@ class Chooser:
         if switch.mode == "api_list":
             apis = [api.lower() for api in switch.api_list]
             return [at for at, name in enumerate(names) if any(api in name.lower() for api in apis)]
-        if not switch.scope or switch.mode == "acl":
+        if switch.mode == "acl":
+            return [at for at, name in enumerate(names) if not _is_named(switch.scope[0], name)]
+        if not switch.scope:
             return list(range(len(names)))
         if len(switch.scope) == 2 and switch.mode in ("range", "stack"):
             return [at for at, name in enumerate(names) if self._in_span(name)]

@@ -21,7 +21,7 @@ from ulpscope.frameworks.torch import determinism
 from ulpscope.frameworks.torch.optimizer_watch import OptimizerWatch
 from ulpscope.model.errors import did_you_mean
 from ulpscope.store.formats.hooks_writer import append_hooks, export_arrays
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 _ARGUMENTS = ("sample", "schedule", "path", "capacity", "seed")
@@ -109,7 +109,7 @@ class _Session:
         # A forked process has no file of its own.
         if not finished or os.getpid() != self._pid:
             return
-        dump = Dump(folder)
+        dump = open_dump(folder)
         if self.folder is not None:
             self._count = export_arrays(dump, self.folder, first=self._count)
         elif self.file is not None:

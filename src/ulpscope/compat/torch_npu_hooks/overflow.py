@@ -12,7 +12,7 @@ from ulpscope.capture.session import Capture
 from ulpscope.model.records import CallId
 from ulpscope.store.formats.hooks_writer import write_overflow
 from ulpscope.store.formats.pkl_names import api_name
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import open_dump
 
 
 class OverflowCheck:
@@ -33,7 +33,7 @@ class OverflowCheck:
         self._capture.start(model)
 
     def _write(self, folder: Path, finished: bool) -> None:
-        dump = Dump(folder)
+        dump = open_dump(folder)
         if len(dump) and not self._said:
             call = dump.nth(0)
             name = f"{api_name(dump, call.id)}_{call.id.phase.value}"

@@ -24,8 +24,9 @@ from ulpscope.model.dtypes import Array
 from ulpscope.model.records import CallRecord, Value
 from ulpscope.report.csv import write_csv
 from ulpscope.report.table import Cell, Row
+from ulpscope.store.dump import Dump
 from ulpscope.store.formats.hooks_writer import is_held, numbers_of
-from ulpscope.store.reader import Dump, open_dump
+from ulpscope.store.registry import open_dump
 
 _log = logging.getLogger(__name__)
 COLUMNS = (

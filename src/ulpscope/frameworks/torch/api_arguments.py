@@ -17,18 +17,14 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
-from ulpscope.frameworks.torch.names import NEVER
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import PathStep, Value
 
 Bits = Callable[[Value], Any]
 Path = tuple[PathStep, ...]
 _CONSTANTS = ("torch.dtype", "torch.layout", "torch.memory_format")
 _PLAIN = frozenset({"bool", "int", "str", "NoneType"})
-# Reads or writes files, hands memory over, or runs code that it is given.
-_REFUSED_NAMES = """from_file from_numpy frombuffer from_dlpack asarray as_tensor tensor sparse_compressed_tensor apply_ map_
-    map2_ share_memory_ storage untyped_storage set_ pin_memory numpy tolist resize_ resize_as_ __reduce_ex__ __setstate__
-    __deepcopy__ data_ptr cuda npu xpu"""
-_REFUSED = frozenset(_REFUSED_NAMES.split())
+_REFUSED = Trait.ASKS | Trait.KEEPS_BOOKS | Trait.SHARES_MEMORY | Trait.REACHES_OUT
 _TAKES_AN_INDEX = frozenset({"__getitem__", "__setitem__"})
 
 
@@ -41,8 +37,7 @@ class UnrunnableError(Exception):
 
 def function_of(kind: str, name: str) -> Callable[..., Any]:
     """The torch function a recorded name stands for. Raises UnrunnableError for what torch lacks or must not be called."""
-    plain = name.partition(".")[0]
-    if plain in _REFUSED or any(plain in names for names in NEVER.values()):
+    if traits(name) & _REFUSED:
         raise UnrunnableError(
             f"{kind}.{name} is not run again: it computes nothing, or reaches outside of its arguments"
         )

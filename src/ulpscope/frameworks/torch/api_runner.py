@@ -21,23 +21,16 @@ from ulpscope.frameworks.torch.api_arguments import Arguments, Bits, Data, Path,
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.model.dtypes import Array, round_off
 from ulpscope.model.names import call_text
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallRecord, PathStep, Role, Value
 
 _ONE_UP = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _WHOLE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
 _COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
-# What an operator cannot do, or must not be asked: the reason -> its names.
-_LISTED = {
-    "it draws random numbers": """rand randn randint randperm rand_like randn_like randint_like normal normal_ uniform_
-        random_ exponential_ geometric_ cauchy_ log_normal_ bernoulli bernoulli_ multinomial poisson alpha_dropout
-        feature_alpha_dropout gumbel_softmax rrelu rrelu_ fractional_max_pool2d fractional_max_pool3d""",
-    "its memory is not initialised": """empty empty_like new_empty empty_strided new_empty_strided empty_permuted""",
-}
-_NOT_RUN = {name: reason for reason, names in _LISTED.items() for name in names.split()}
+# What an operator cannot do, or must not be asked.
+_NOT_RUN = {Trait.RANDOM: "it draws random numbers", Trait.UNINITIALISED: "its memory is not initialised"}
 # Change the dtype, or depend on it: in another precision they would be another operator.
-_NOT_RAISED = frozenset(
-    ["type_as", "to", "type", "half", "bfloat16", "float", "double", "int", "long", "short", "char", "byte", "bool"]
-) | {"nextafter", "nextafter_", "frexp", "ldexp"}
+_NOT_RAISED = Trait.CASTS | Trait.COUNTS | Trait.OF_ITS_DTYPE
 _SIGNS = {"above": 1.0, "below": -1.0}
 _MUTATES_ALONE = frozenset({"__setitem__"})
 NO_GRADIENT = "Bench output is None, skip this test."
@@ -122,8 +115,9 @@ class _Call:
         plain = self.name.partition(".")[0]
         self.runner, self.record, self.backward = runner, forward, backward
         self.function = function_of(kind, self.name)
-        if plain in _NOT_RUN:
-            raise UnrunnableError(_NOT_RUN[plain])
+        for trait, why in _NOT_RUN.items():
+            if trait in traits(self.name):
+                raise UnrunnableError(why)
         if forward.error is not None:
             raise UnrunnableError(f"it raised when it was recorded: {forward.error}")
         self.data = Data(call_text(forward.id), bits, runner.seed, real_only=runner.only_recorded or runner.real_only)
@@ -134,7 +128,7 @@ class _Call:
         self.wanted = {value.slot.path for value in inputs if value.requires_grad and _is_float(value.dtype)}
         if _draws(self.choices[0]) or (plain == "scaled_dot_product_attention" and _dropped(self.choices[0])):
             raise UnrunnableError("it draws random numbers")
-        raises = plain not in _NOT_RAISED and not (plain == "view" and _has_dtype(self.choices[0]))
+        raises = not traits(self.name) & _NOT_RAISED and not (plain == "view" and _has_dtype(self.choices[0]))
         self.raising = {**(_WHOLE if runner.whole else _ONE_UP), **_COMPLEX} if raises else {}
         self.unit = max((round_off(value.dtype) for value in forward.values), default=0.0)
         self.arguments = self._choose()
@@ -388,6 +382,11 @@ def default_device() -> str:
     if hasattr(torch, "npu") and torch.npu.is_available():
         return "npu"
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_count(kind: str) -> int:
+    """How many devices of a kind there are."""
+    return 1 if kind == "cpu" else int(getattr(torch, kind).device_count())
 
 
 def set_jit_compile(on: bool) -> bool:

@@ -18,32 +18,9 @@ from ulpscope.frameworks.base import Observer, OpenCall
 from ulpscope.frameworks.torch import internals, tensors
 from ulpscope.frameworks.torch.codeswap import CodeSwap, watching
 from ulpscope.frameworks.torch.summary import TorchMeasurer
+from ulpscope.model.operators import ROLES_OF_COLLECTIVES
 from ulpscope.model.records import PathStep, Role
 
-# Which argument a call writes: position and keyword. None: it writes nothing of its own.
-WRITES: dict[str, tuple[int, str] | None] = {
-    "send": None,
-    "isend": None,
-    "barrier": None,
-    "recv": (0, "tensor"),
-    "irecv": (0, "tensor"),
-    "broadcast": (0, "tensor"),
-    "all_reduce": (0, "tensor"),
-    "reduce": (0, "tensor"),
-    "all_reduce_coalesced": (0, "tensors"),
-    "all_gather": (0, "tensor_list"),
-    "all_gather_into_tensor": (0, "output_tensor"),
-    "_all_gather_base": (0, "output_tensor"),
-    "all_gather_coalesced": (0, "output_tensor_lists"),
-    "gather": (1, "gather_list"),
-    "scatter": (0, "tensor"),
-    "reduce_scatter": (0, "output"),
-    "reduce_scatter_tensor": (0, "output"),
-    "_reduce_scatter_base": (0, "output"),
-    "all_to_all": (0, "output_tensor_list"),
-    "all_to_all_single": (0, "output"),
-    "batch_isend_irecv": (0, "p2p_op_list"),
-}
 KIND = "Distributed"
 
 
@@ -80,7 +57,7 @@ class CollectiveTap:
     def _watch(self) -> None:
         if not self._swaps:
             space = torch.distributed.distributed_c10d
-            for name in WRITES:
+            for name in ROLES_OF_COLLECTIVES:
                 self._swaps += watching(space, name, self._around(name), self.observer.trouble)
         self._watched = [*self._watched, *self._swaps]
         self.unpause()
@@ -163,7 +140,7 @@ class CollectiveTap:
         return around
 
     def _finish(self, name: str, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        place = WRITES[name]
+        place = ROLES_OF_COLLECTIVES[name].writes
         written: Any = None
         if place is not None:
             written = kwargs.get(place[1], args[place[0]] if len(args) > place[0] else None)

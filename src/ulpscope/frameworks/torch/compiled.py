@@ -60,9 +60,17 @@ class CompiledTap:
     """Calls `suspend` and `resume` around compiled regions and compilations, once for each thread's outermost one."""
 
     def __init__(
-        self, observer: Observer, suspend: Callable[[ThreadState], None], resume: Callable[[ThreadState], None]
+        self,
+        observer: Observer,
+        suspend: Callable[[ThreadState], None],
+        resume: Callable[[ThreadState], None],
+        *,
+        begins: Callable[[ThreadState], None],
+        ended: Callable[[ThreadState], None],
     ) -> None:
+        """`begins` and `ended` are told of compiled regions alone, while everything else is away."""
         self.observer = observer
+        self._begins, self._ended = begins, ended
         self._suspend = suspend
         self._resume = resume
         self._swaps = watching(torch, "compile", self._compile, observer.trouble)
@@ -209,6 +217,7 @@ class CompiledTap:
             elif state.region is not None and ends and _ends(state.region, caller):
                 # Helpers that dynamo disables for itself pass here too, inside the region; only its own frame ends it.
                 state.region = None
+                self._ended(state)
                 self._leave(state)
         except Exception as error:  # the hook border
             self.observer.trouble(_WHERE, error)
@@ -221,6 +230,7 @@ class CompiledTap:
         state.region = caller
         self._enter(state)
         self.observer.missed(_NOTE)
+        self._begins(state)
 
     def _begin_compiling(self, *_: Any) -> None:
         self._enter(self.observer.state())

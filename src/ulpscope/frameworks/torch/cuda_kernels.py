@@ -38,7 +38,7 @@ def find(program, others, count):
 
 @triton.jit
 def mixed(h):
-    """The mixing function of the sketch (`ulpscope/native.py`)."""
+    """The mixing function of the sketch (`ulpscope/native/measuring.py`)."""
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     return h ^ (h >> 16)

@@ -74,7 +74,7 @@ def dense_form(value: Tensor) -> Dense:
     """Plain tensors that stand for an odd one. The tensor itself is left as it is: an uncoalesced one stays so."""
     reason = untouchable(value)
     if reason is not None:
-        return Dense(reason)
+        return _below_transforms(value, reason) if internals.is_transformed(value) else Dense(reason)
     name = type(value).__name__
     local = getattr(value, "_local_tensor", None)
     if name == "DTensor" and isinstance(local, Tensor):
@@ -107,6 +107,18 @@ def dense_form(value: Tensor) -> Dense:
     if plain.device.type not in ("cpu", "cuda"):
         plain = plain.to("cpu")
     return Dense(plain.as_subclass(Tensor))
+
+
+def _below_transforms(value: Tensor, reason: str) -> Dense:
+    """All that a transform of torch.func computes at once: with the dimensions that it added. No operator may run here: the transform
+    would take it for the program's."""
+    whole, dims = internals.below_transforms(value)
+    if whole is None or type(whole) is not Tensor or untouchable(whole) is not None:
+        return Dense(reason)
+    odd = whole.is_conj() or whole.is_neg() or whole._is_zerotensor() or whole.is_quantized or is_enormous(whole)
+    if odd or whole.layout is not torch.strided or whole.device.type not in ("cpu", "cuda"):
+        return Dense(reason)
+    return Dense(whole, {"batch_dims": dims} if dims else {})
 
 
 def _with_parts(values: Tensor, facts: dict[str, Any], parts: dict[str, Tensor]) -> Dense:

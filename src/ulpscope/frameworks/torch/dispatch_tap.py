@@ -68,7 +68,7 @@ class DispatchTap:
     """Opens and closes kernel calls. `below`, if given, limits them to what runs inside that call."""
 
     def __init__(
-        self, observer: Observer, measurer: TorchMeasurer, below: Callable[[OpenCall], bool] | None = None
+        self, observer: Observer, measurer: TorchMeasurer, below: Callable[[OpenCall, Phase], bool] | None = None
     ) -> None:
         self.observer = observer
         self.measurer = measurer
@@ -81,9 +81,9 @@ class DispatchTap:
     def run(self, state: ThreadState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         observer = self.observer
         above = state.calls[-1] if state.calls else None
-        if self.below is not None and not any(self.below(call) for call in state.calls):
-            return redispatch(state, func, args, kwargs)
         phase = Phase.FORWARD if internals.backward_pass() == -1 else Phase.BACKWARD
+        if self.below is not None and not any(self.below(call, phase) for call in state.calls):
+            return redispatch(state, func, args, kwargs)
         call: OpenCall | None = None
         written: list[torch.Tensor] = []
         api = self.names.of(func)
@@ -92,6 +92,7 @@ class DispatchTap:
             with internals.no_functions():
                 written = written_by(func, args, kwargs)
                 call = observer.open_call(state, api.kind, api.name, None, phase=phase)
+                call.wanted = call.wanted or self.below is not None
                 if above is not None and phase is Phase.BACKWARD:
                     call.origin = above.seq
                 if call.wanted:

@@ -28,11 +28,12 @@ from ulpscope.frameworks.torch.tensors import Unrecordable
 from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.records import PathStep
 from ulpscope.native import measuring
+from ulpscope.native.schema import MEASURE
 
 _CODES = {getattr(torch, name): dtype.code for name, dtype in DTYPES.items() if hasattr(torch, name)}
 _SMALL, _LARGE = 1 << 14, 1 << 26
 _COUNTS = struct.Struct("<3Q")
-_AT_COUNTS = int(measuring.ROW.fields["nan"][1]) if measuring.ROW.fields is not None else 0
+_AT_COUNTS = MEASURE.offset("nan")
 _ZEROS = bytes(_COUNTS.size)
 _SHARE = 16
 _ROOM = 1 << 30

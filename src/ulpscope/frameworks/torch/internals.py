@@ -202,6 +202,26 @@ if is_transformed is None:
 _transform_stack = _found("torch._C._functorch.peek_interpreter_stack")
 # The level of the transform that is under way; None for none. Without an answer each tensor is asked.
 transform_level = _ask("torch._C._functorch.maybe_current_level", _transform_stack or (lambda: 0))
+# What a transform is made of: whether a tensor has one dimension more than the program sees, which, and the tensor below.
+_unwrapped = _found("torch._C._functorch.get_unwrapped")
+_batch_dim = _found("torch._C._functorch.maybe_get_bdim")
+_is_batched, _is_tracking = (_found(f"torch._C._functorch.is_{kind}tensor") for kind in ("batched", "gradtracking"))
+
+
+def below_transforms(value: torch.Tensor) -> tuple[torch.Tensor | None, list[int]]:
+    """The tensor that transforms of torch.func compute with, whole, and which of its dimensions they added, outermost first. None
+    where it is not known, or not computed."""
+    dims: list[int] = []
+    known = None not in (_unwrapped, _batch_dim, _is_batched, _is_tracking)
+    while known and is_transformed(value):
+        if _is_batched(value):
+            dims = [_batch_dim(value), *dims]
+        elif not _is_tracking(value):
+            return None, []
+        value = _unwrapped(value)
+    return (value if known else None), dims
+
+
 is_functional = _ask("torch._is_functional_tensor", lambda value: False)
 has_overlap = _ask("torch._debug_has_internal_overlap", lambda value: 2)  # too hard to tell
 as_negative = _ask("torch._neg_view", None)
@@ -259,17 +279,31 @@ _flatten = _needed("torch.utils._pytree.tree_flatten")
 tree_map = _needed("torch.utils._pytree.tree_map")
 
 
+def _autocasts(kind: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(kind)
+    except RuntimeError:  # a kind of device that this version does not autocast
+        return False
+
+
 def autocast() -> dict[str, str]:
     """The dtype of each kind of device for which autocast is on; older versions have functions of their own for each."""
+    kinds = ("cpu", "cuda", "xpu", private_device())
     try:
-        return {
-            kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-        }
+        return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if _autocasts(kind)}
     except (AttributeError, TypeError):
         asked: Any = torch
         on = {"cpu": asked.is_autocast_cpu_enabled(), "cuda": asked.is_autocast_enabled()}
-        kinds = {"cpu": asked.get_autocast_cpu_dtype, "cuda": asked.get_autocast_gpu_dtype}
-        return {kind: str(kinds[kind]()) for kind, is_on in on.items() if is_on}
+        told = {"cpu": asked.get_autocast_cpu_dtype, "cuda": asked.get_autocast_gpu_dtype}
+        return {kind: str(told[kind]()) for kind, is_on in on.items() if is_on}
+
+
+def _untold() -> bool:
+    raise NotImplementedError("this torch does not say")
+
+
+cpu_reduces_in_half = _ask("torch._C._get_cpu_allow_fp16_reduced_precision_reduction", _untold)
+nnpack_enabled = _ask("torch._C._get_nnpack_enabled", _untold)
 
 
 def with_autograd() -> contextlib.AbstractContextManager[Any]:

@@ -22,6 +22,7 @@ from ulpscope.frameworks.interruption import in_our_code, is_left_over
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, bordered, caller_of
+from ulpscope.frameworks.torch.graph_modules import GraphPath, path_of
 from ulpscope.frameworks.torch.recursion import STRETCH, Room
 from ulpscope.model.names import MODULE
 from ulpscope.model.records import Phase, Role
@@ -39,7 +40,7 @@ class ModuleNames:
 
     def __init__(self) -> None:
         self._paths: dict[int, tuple[weakref.ref[Module], str]] = {}
-        self._taken: set[str] = set()
+        self._taken: dict[str, weakref.ref[Module]] = {}
         self._joined = 0
 
     def join(self, models: Sequence[Module]) -> None:
@@ -66,24 +67,42 @@ class ModuleNames:
         self._enter(module, prefix)
         return self._paths[id(module)][1]
 
+    def below(self, path: str) -> Iterator[tuple[str, Module]]:
+        """The module that has a path and all below it, each as its calls are named."""
+        root = self._taken[path]() if path in self._taken else None
+        if root is None:
+            return
+        known = self._paths[id(root)][1]
+        kinds = known.kinds() if isinstance(known, GraphPath) else {}
+        todo, seen = [root], set()
+        while todo:
+            module = todo.pop()
+            if id(module) not in seen:
+                seen.add(id(module))
+                own = self.of(module, path)
+                kind = kinds.get(own, type(module).__name__)
+                yield f"{own}.{kind}" if own else kind, module
+                todo += [child for _, child in reversed(_children(module)) if child is not None]
+
     def _is_known(self, module: Module) -> bool:
         found = self._paths.get(id(module))
         return found is not None and found[0]() is module
 
     def _enter(self, model: Module, prefix: str) -> None:
         seen: set[int] = set()
-        todo: list[tuple[str, Module]] = [(prefix, model)]
+        todo: list[tuple[str, Module, str | None]] = [(prefix, model, None)]
         while todo:
-            path, module = todo.pop()
+            path, module, base = todo.pop()
             if id(module) in seen:
                 continue
             seen.add(id(module))
+            path, base = path_of(module, path, base)
             if not self._is_known(module):
                 self._paths[id(module)] = (weakref.ref(module), path)
-                self._taken.add(path)
+                self._taken[path] = self._paths[id(module)][0]
             # Not named_modules: it asks each module for its hash, and asks an override of the program's.
             below = [(name, child) for name, child in _children(module) if child is not None]
-            todo += [(f"{path}.{name}" if path else str(name), child) for name, child in reversed(below)]
+            todo += [(f"{path}.{name}" if path else str(name), child, base) for name, child in reversed(below)]
 
 
 def parameters_of(models: Sequence[Module]) -> Iterator[Tensor]:
@@ -121,6 +140,8 @@ class ModuleTap:
         self._new_thread = new_thread
         self._tidy = tidy
         self.steps: StepWatch | None = None
+        # Called once, before the next module that no other calls.
+        self.first_forward: Callable[[], None] | None = None
         self.alone: tuple[Module, str] | None = None
         self.observer = observer
         self.backward = backward
@@ -167,6 +188,15 @@ class ModuleTap:
         if self._parameters is not None:
             self._parameters.watch(call, module)
 
+    def watch_below(self, path: str) -> None:
+        """Looks out for the gradients of a module's parameters and of those below it, which nobody will call one by one: what runs is
+        code that was compiled of them, or written down as a graph."""
+        if self._parameters is not None and path not in self._parameters.whole:
+            self._parameters.whole.add(path)
+            with _no_functions():
+                for name, module in self.names.below(path):
+                    self._parameters.watch_named(name, module)
+
     def finish_step(self) -> None:
         if self._parameters is not None:
             self._parameters.flush()
@@ -190,6 +220,9 @@ class ModuleTap:
             heard = self.steps.outermost(module, args[1:], kwargs)
             if self.observer.active is False:  # that was the end of what is wanted
                 return self.steps.tell_once(heard, args, kwargs)
+        if self.first_forward is not None:
+            told, self.first_forward = self.first_forward, None
+            told()
         call: OpenCall | None = None
         edges = None
         follow = False
@@ -217,6 +250,8 @@ class ModuleTap:
                         if value is not None:
                             observer.show(call, Role.PARAMETERS, (key,), value)
                     self.watch(call, module)
+                    if isinstance(path, GraphPath):
+                        self.watch_below(path)
                 follow = records and torch.is_grad_enabled() and observer.wants_backward(call)
                 if follow:
                     edges = self.backward.edges(args[1:], kwargs, peek=True)
@@ -297,12 +332,17 @@ class ParameterGradients:
         self._owners: dict[int, list[tuple[str, str]]] = {}
         self._open: dict[str, tuple[OpenCall, set[str]]] = {}
         self._sizes: dict[str, int] = {}
+        # Paths of modules that are watched with all below them.
+        self.whole: set[str] = set()
         self.hook: Callable[[Tensor], None] = self._arrived
         if observer.fast is not None and taps.C is not None:
             tables = (self._watched, self._owners, self._open, self._sizes)
             self.hook = taps.C.Arrival(observer.fast, *tables, MODULE)
 
     def watch(self, call: OpenCall, module: Module) -> None:
+        self.watch_named(call.name, module)
+
+    def watch_named(self, owner: str, module: Module) -> None:
         for key, value in _parameters(module):
             if value is None or not value.requires_grad or not value.is_leaf:
                 continue
@@ -314,9 +354,9 @@ class ParameterGradients:
             elif self.hook not in hooks:
                 hooks[self.hook] = self.hook
             owners = self._owners.setdefault(id(value), [])
-            if (call.name, key) not in owners:
-                owners.append((call.name, key))
-                self._sizes[call.name] = self._sizes.get(call.name, 0) + 1
+            if (owner, key) not in owners:
+                owners.append((owner, key))
+                self._sizes[owner] = self._sizes.get(owner, 0) + 1
 
     def remove(self) -> None:
         with _no_functions():  # a mode of the program's would hear each of them
@@ -326,6 +366,7 @@ class ParameterGradients:
                 self.release(value)
         self._owners.clear()
         self._sizes.clear()
+        self.whole.clear()
 
     def release(self, value: Tensor) -> None:
         watched = self._watched.get(id(value))

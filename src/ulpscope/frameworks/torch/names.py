@@ -17,225 +17,25 @@ import torch.nn.init
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.mode_dependent import CALLS
 from ulpscope.frameworks.torch.spelling import Spelling
+from ulpscope.model.operators import UNSEEN_WRITES, Trait, traits
 
 NORMAL, IGNORED, SHARING, UNINITIALISED, WRITTEN_OUT = range(5)
 
-# Never recorded, with the reason. Everything else that torch can call is seen.
-NEVER: dict[str, frozenset[str]] = {
-    "asks for a shape, a type or a flag and computes nothing": frozenset(
-        [
-            "size",
-            "dim",
-            "ndimension",
-            "numel",
-            "nelement",
-            "stride",
-            "storage_offset",
-            "element_size",
-            "is_contiguous",
-            "is_floating_point",
-            "is_complex",
-            "is_signed",
-            "is_inference",
-            "is_conj",
-            "is_neg",
-            "is_pinned",
-            "is_shared",
-            "is_coalesced",
-            "is_same_size",
-            "is_set_to",
-            "is_distributed",
-            "get_device",
-            "dense_dim",
-            "sparse_dim",
-            "_nnz",
-            "dim_order",
-            "sym_int",
-            "sym_float",
-            "sym_not",
-            "sym_max",
-            "sym_min",
-            "sym_sum",
-            "sym_ite",
-            "result_type",
-            "can_cast",
-            "promote_types",
-            "is_tensor",
-            "is_storage",
-            "is_nonzero_",
-            "__len__",
-            "__hash__",
-            "__repr__",
-            "__str__",
-            "__format__",
-            "__dir__",
-            "_is_view",
-            "_is_zerotensor",
-            "_conj_physical_",
-            "has_names",
-            "q_scale",
-            "q_zero_point",
-            "q_per_channel_axis",
-            "qscheme",
-            "__index__",
-            "is_autocast_enabled",
-            "is_grad_enabled",
-            "get_default_dtype",
-            "_has_compatible_shallow_copy_type",
-            "__get__",
-            "__set__",
-            "__delete__",
-            "__dlpack_device__",
-            "_typed_storage",
-            "__torch_dispatch__",
-            "is_cuda",
-            "is_cpu",
-        ]
-    ),
-    "keeps the books of autograd and changes no number": frozenset(
-        [
-            "backward",
-            "grad",
-            "register_hook",
-            "register_post_accumulate_grad_hook",
-            "retain_grad",
-            "requires_grad_",
-            "_backward_hooks",
-            "grad_fn",
-            "is_leaf",
-            "set_grad_enabled",
-            "_enter_autocast",
-            "_exit_autocast",
-            "rename",
-            "rename_",
-            "refine_names",
-            "align_to",
-            "align_as",
-            "__reduce_ex__",
-            "__reduce__",
-            "__setstate__",
-            "__deepcopy__",
-            "as_subclass",
-            "_make_subclass",
-            "_make_wrapper_subclass",
-            "_assert",
-            "_set_grad_enabled",
-            "_enter_inference_mode",
-            "_exit_inference_mode",
-            "_enter_dual_level",
-            "_exit_dual_level",
-            "_saved_tensors_hooks",
-        ]
-    ),
-}
-# Give memory away that can then be written behind torch's back.
-_SHARING = frozenset(
-    [
-        "numpy",
-        "__array__",
-        "data_ptr",
-        "untyped_storage",
-        "storage",
-        "__dlpack__",
-        "share_memory_",
-        "from_numpy",
-        "frombuffer",
-        "from_dlpack",
-        "as_tensor",
-        "asarray",
-        "set_",
-        "data",
-    ]
-)
-_UNINITIALISED = frozenset(
-    [
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "new_empty_strided",
-        "empty_permuted",
-        "empty_quantized",
-        "_empty_affine_quantized",
-        "empty_with_format",
-        "resize_",
-        "resize_as_",
-    ]
-)
-_VF = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"])
-# Calls that write tensors without raising their version: which arguments, by position and keyword; () for all of them.
-_UNSEEN_WRITES: dict[str, tuple[int | str, ...]] = {
-    "Functional.batch_norm": (1, 2, "running_mean", "running_var"),
-    "Functional.instance_norm": (1, 2, "running_mean", "running_var"),
-    "Torch.batch_norm": (3, 4, "running_mean", "running_var"),
-    "Torch.instance_norm": (3, 4, "running_mean", "running_var"),
-    "Torch.native_batch_norm": (3, 4, "running_mean", "running_var"),
-    "Torch.fused_moving_avg_obs_fake_quant": (),
-}
-_UNSEEN_PREFIXES = ("_fused_", "_amp_", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
+# Of functions of the program: the kind and the name under which it wants them.
+NAMED = "_ulpscope_name"
+# Never recorded. Everything else that torch can call is seen.
+_NEVER = Trait.ASKS | Trait.KEEPS_BOOKS
 # Operators that return before their communication has ended; what came is the output of wait_tensor.
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 # Namespaces of operators that have a name of their own in a dump.
 _SPACES = {"aten": "Aten", "npu": "NPU"}
 _SILENT_SPACES = frozenset({"profiler", "prim"})
-# Attributes of a tensor that compute; every other attribute is a query.
-_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
-
-# Methods that an operator sign may stand for.
-_SIGNED = frozenset(
-    name + mark
-    for name in [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "true_divide",
-        "floor_divide",
-        "remainder",
-        "pow",
-        "matmul",
-        "neg",
-        "lt",
-        "le",
-        "eq",
-        "ne",
-        "gt",
-        "ge",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "bitwise_left_shift",
-        "bitwise_right_shift",
-        "positive",
-        "less",
-        "less_equal",
-        "greater",
-        "greater_equal",
-        "not_equal",
-    ]
-    for mark in ("", "_")
-)
 
 
 # Operators whose body in torch is Python. msprobe never sees these, but what they call: a product and a quotient of
 # numbers and tensors count together there.
 _BODIES = {name: getattr(torch.Tensor, name) for name in ("__rdiv__", "__rfloordiv__")}
 _LINALG = "linalg_"
-# Functions of torch.linalg that msprobe does not have: they keep their long names, and change the number of no other call.
-_LONG_LINALG = frozenset(
-    _LINALG + name
-    for name in [
-        "cholesky",
-        "eig",
-        "eigh",
-        "eigvals",
-        "eigvalsh",
-        "ldl_solve",
-        "lu_solve",
-        "solve_triangular",
-        "tensorinv",
-    ]
-)
 
 
 _TORCH_KINDS = frozenset({"Functional", "Init", "Torch", "Tensor", "VF", "Aten", *_SILENT_SPACES})
@@ -282,12 +82,13 @@ class Api:
         self.treatment = treatment
         # Whether torch computes it otherwise while a dispatch mode is on, asked with its arguments.
         self.dependent = CALLS.get(name.partition(".")[0])
-        self.signed = kind == "Tensor" and name in _SIGNED
+        known = traits(name)
+        self.signed = kind == "Tensor" and Trait.HAS_SIGN in known and not name.startswith("__")
         waits = name.startswith("wait_tensor")
         self.pending_outputs = kind in _COMMUNICATION and not waits
         self.pending_inputs = kind in _COMMUNICATION and (waits or name.startswith("_wrap_tensor"))
-        self.unseen = _UNSEEN_WRITES.get(f"{kind}.{name}")
-        if name.startswith(_UNSEEN_PREFIXES) or kind not in _TORCH_KINDS:
+        self.unseen = UNSEEN_WRITES.get(f"{kind}.{name}")
+        if Trait.WRITES_ANYTHING in known or kind not in _TORCH_KINDS:
             self.unseen = ()  # a foreign operator may write what it likes
         self.mutates = (
             (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
@@ -364,6 +165,9 @@ class ApiNames:
         return (*args, *(kwargs[name] for name in moved)), rest
 
     def _find(self, function: Any) -> Api:
+        told = getattr(function, NAMED, None)
+        if told is not None:
+            return self._made(*told)
         name = getattr(function, "__name__", type(function).__name__)
         if isinstance(function, internals.Overload):
             space, _, rest = function.name().partition("::")
@@ -380,7 +184,7 @@ class ApiNames:
             attribute = getattr(owner, "__name__", "")
             if attribute == "data":
                 return Api("Tensor", "data", SHARING)
-            if name == "__get__" and attribute in _PROPERTIES:
+            if name == "__get__" and Trait.COMPUTED_ATTRIBUTE in traits(attribute):
                 return Api("Tensor", attribute, NORMAL)
             return Api("Tensor", attribute, IGNORED)
         qualified = getattr(function, "__qualname__", "")
@@ -388,20 +192,18 @@ class ApiNames:
             function, types.MethodDescriptorType | types.WrapperDescriptorType
         ):
             return self._made("Tensor", name)
-        if name in _VF:
+        if Trait.IN_VF in traits(name):
             return self._made("VF", name)
         return self._made("Torch", name)
 
     def _made(self, kind: str, name: str) -> Api:
-        plain = name.partition(".")[0]
+        known = traits(name)
         if self._as_msprobe and kind == "Tensor" and name in _BODIES:
             return Api(kind, name, WRITTEN_OUT)
-        if self._as_msprobe and kind == "Torch" and name not in _LONG_LINALG:
+        if self._as_msprobe and kind == "Torch" and Trait.LONG_LINALG not in traits(name):
             name = name.removeprefix(_LINALG)  # never at the level of kernels: `dependent` is not asked
-        if kind in _SILENT_SPACES:
+        if kind in _SILENT_SPACES or known & _NEVER:
             return Api(kind, name, IGNORED)
-        if any(plain in names for names in NEVER.values()):
-            return Api(kind, name, IGNORED)
-        if plain in _SHARING:
+        if Trait.SHARES_MEMORY in known:
             return Api(kind, name, SHARING)
-        return Api(kind, name, UNINITIALISED if plain in _UNINITIALISED else NORMAL)
+        return Api(kind, name, UNINITIALISED if Trait.UNINITIALISED in known else NORMAL)

@@ -15,14 +15,13 @@ from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.api_arguments import Bits, UnrunnableError, function_of
 from ulpscope.frameworks.torch.replay_recorded import recorded_arguments
 from ulpscope.model.errors import DumpError
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallRecord, Phase, Role
 
 Function = Callable[..., Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 # How far beside a point is looked.
 _FROM_ZERO, _RELATIVE = 1e-3, 1e-6
-# Calls that are finite where their slope is not.
-_STEEP = frozenset(["sqrt", "pow", "float_power", "asin", "acos", "arcsin", "arccos", "acosh", "arccosh"])
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 
@@ -88,7 +87,7 @@ def has_pole(function: Function, given: Arguments, dtypes: Sequence[Any]) -> boo
 def slope_has_pole(name: str, gradients: Iterable[Any]) -> bool:
     """Whether an infinite gradient of a call is one of a slope that is infinite in a point: where those that came in are too small to
     be made infinite by the steepest slope beside it."""
-    if name.strip("_") not in _STEEP:
+    if Trait.STEEP not in traits(name):
         return False
     for gradient in gradients:
         if isinstance(gradient, Tensor) and gradient.is_floating_point() and gradient.numel():

@@ -32,13 +32,6 @@ _UNITS = 8.0
 _FLOOR = 2.0
 _STEP = 2.0**-26
 _SAMPLES = 3
-CANCELS = frozenset(
-    {
-        "cross_entropy", "nll_loss", "log_softmax", "logsumexp", "binary_cross_entropy_with_logits", "kl_div", "layer_norm",
-        "batch_norm", "group_norm", "instance_norm", "var", "std", "var_mean", "std_mean", "cosine_similarity", "normalize",
-        "scaled_dot_product_attention", "softplus", "logsigmoid", "log1p", "expm1", "sin", "cos", "tan",
-    }
-)  # fmt: skip
 
 
 def threshold(dtype: torch.dtype, mode: str) -> float:

@@ -17,6 +17,7 @@ from ulpscope.frameworks.torch.backward import BackwardTap
 from ulpscope.frameworks.torch.codeswap import watching
 from ulpscope.frameworks.torch.collective_tap import CollectiveTap
 from ulpscope.frameworks.torch.compiled import CompiledTap
+from ulpscope.frameworks.torch.custom_functions import CustomFunctionTap
 from ulpscope.frameworks.torch.dispatch_tap import DispatchTap, KernelMode
 from ulpscope.frameworks.torch.foreign import ForeignTap
 from ulpscope.frameworks.torch.function_tap import FunctionTap
@@ -27,7 +28,7 @@ from ulpscope.frameworks.torch.summary import TorchMeasurer
 from ulpscope.frameworks.torch.threads import ThreadTap
 from ulpscope.frameworks.torch.warning_lines import WarningTap
 from ulpscope.model.errors import CaptureError
-from ulpscope.model.records import Level
+from ulpscope.model.records import Level, Phase
 
 NAME = "pytorch"
 
@@ -83,7 +84,7 @@ class TorchProbe:
         level: Level,
         models: Sequence[Module],
         names: ModuleNames | None = None,
-        below: Callable[[OpenCall], bool] | None = None,
+        below: Callable[[OpenCall, Phase], bool] | None = None,
         vendor: Around | None = None,
         as_msprobe: bool = False,
         kernel_mode: Callable[[ThreadState], Any] | None = None,
@@ -120,7 +121,10 @@ class TorchProbe:
             (kernel_mode or (lambda state: KernelMode(dispatch, state))) if kernels else None,
             self.backward.finish_pass,
         )
-        self._compiled = CompiledTap(observer, self._suspend, self._resume)
+        self._custom = CustomFunctionTap(observer)
+        self._compiled = CompiledTap(
+            observer, self._suspend, self._resume, begins=self._region_begins, ended=self._custom.end_region
+        )
         self._threads.compiled_backward = self._compiled.run_backward
         self._suspended = 0
         self._kernels = kernels
@@ -136,7 +140,14 @@ class TorchProbe:
         ]
         self._installed: list[Any] = []
         # What dynamo must not see.
-        self._pausing: list[Any] = [self.modules, self._collectives, self._foreign, self._threads, self._warnings]
+        self._pausing: list[Any] = [
+            self.modules,
+            self._collectives,
+            self._foreign,
+            self._custom,
+            self._threads,
+            self._warnings,
+        ]
 
     def install(self) -> None:
         self.remove()  # nothing, unless an exception of a signal handler came between
@@ -146,6 +157,7 @@ class TorchProbe:
                 self._collectives,
                 self._optimizers,
                 self._foreign,
+                self._custom,
                 self._threads,
                 self._compiled,
                 *self._rewriting,
@@ -192,6 +204,11 @@ class TorchProbe:
             if entered:
                 observer.leave(state)
 
+    def _region_begins(self, state: ThreadState) -> None:
+        # Its modules are not called, as far as anybody sees: without this nobody would look out for their gradients.
+        self.modules.watch_below(state.modules[-1][0] if state.modules else "")
+        self._custom.begin_region(state)
+
     def _suspend(self, state: ThreadState) -> None:
         """A compiled region begins: this thread's modes go, and with the first region all exchanged code."""
         self._threads.suspend(state)
@@ -233,6 +250,7 @@ class TorchProbe:
         self.modules.finish_step()
         self._collectives.finish_step()
         self._optimizers.finish_step()
+        self._custom.finish_step()
 
 
 def make_measurer(sink: Sink, **options: bool) -> TorchMeasurer:

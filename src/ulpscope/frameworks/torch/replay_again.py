@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
-from ulpscope.frameworks.torch import replay_tables as tables
 from ulpscope.frameworks.torch.api_arguments import KINDS, UnrunnableError, function_of
 from ulpscope.frameworks.torch.replay_measure import measures
 from ulpscope.frameworks.torch.replay_origins import scalars
@@ -30,20 +29,16 @@ from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_values import mapped_args, mapped_kwargs
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import call_text
+from ulpscope.model.operators import FIRST_FACTOR, OPAQUE_OUTPUTS, Trait, traits
 from ulpscope.model.records import CallRecord, PathStep, Phase, Role
 
 _ALL_RESULTS = list(range(64))
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
-# In float64 these would round as they did: what they should give is what they were given.
-_CASTS = frozenset({"half", "bfloat16", "float"})
-# Marked as random for their dropout, which is a kernel of its own or refused by their definition.
-_ATTENTION = ("_scaled_dot_product", "scaled_dot_product", "_fused_sdp_choice")
 _UNCHECKED = {
     "view": "it is a view, which computes nothing",
     "unwritten": "its memory is not written yet",
     "random": "it draws random numbers, and a dump has no state of the generator",
 }
-_PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm"})
 PRECISIONS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -71,7 +66,7 @@ class Repeated:
     def places(self) -> list[int]:
         """Where in what the call returns, lists taken apart, its results stand; those it only writes are left out."""
         count = len(self.wide)
-        hidden = tables.OPAQUE_OUTPUTS.get(self.plan.name, ())
+        hidden = OPAQUE_OUTPUTS.get(self.plan.name, ())
         fresh = [place for place in self.plan.fresh if place not in hidden]
         mixed = bool(self.plan.fresh) and bool(self.plan.written or hidden)
         return fresh if mixed else list(range(count))
@@ -200,7 +195,7 @@ def _plan(call: CallRecord) -> Plan:
         function = function_of(kind, name)
     except UnrunnableError as error:
         raise DumpError(f"{text} cannot be run again: {error}") from None
-    if name in tables.CHOOSES:
+    if Trait.CHOOSES in traits(name):
         raise DumpError(f"{text} chooses elements, and a tie may be broken either way; name the kernel below it")
     return api_plan(function, kind, name)
 
@@ -218,9 +213,10 @@ def api_plan(function: Callable[..., Any], kind: str, name: str) -> Plan:
             result = function(*copies, **named)
         return copies[0] if result is None and copies else tuple(result) if isinstance(result, list) else result
 
-    what = "contraction" if name in _PRODUCTS else "movement" if name in tables.EXACT else "other"
+    is_product, is_exact = FIRST_FACTOR.get(name) == 0, Trait.EXACT in traits(name)
+    what = "contraction" if is_product else "movement" if is_exact else "other"
     # The tables of the judge are about kernels: an operator of the same name takes other arguments.
-    known = name if what != "other" else f"{kind}.{name}"
+    known = name if what != "other" else ""
     return Plan(run, f"{kind}.{name}", known, what, [], _ALL_RESULTS, working=True)
 
 
@@ -238,7 +234,7 @@ class _NoDraws(internals.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
-        if torch.Tag.nondeterministic_seeded in func.tags and not name.startswith(_ATTENTION):
+        if torch.Tag.nondeterministic_seeded in func.tags and Trait.DROPS_INSIDE not in traits(name):
             raise DrawsError("it draws random numbers, and a dump has no state of the generator")
         return func(*args, **(kwargs or {}))
 
@@ -265,7 +261,12 @@ def introduced(call: CallRecord, bits: Bits) -> dict[tuple[PathStep, ...], Any]:
     found = recorded_results(plan, (args, kwargs), outputs, bits)
     try:
         with torch.no_grad():
-            wide = [args[0].double()] if call.id.name in _CASTS else _run(plan, *_as(args, kwargs, torch.float64))
+            # In float64 a cast would round as it did: what it should give is what it was given.
+            wide = (
+                [args[0].double()]
+                if Trait.CASTS in traits(call.id.name)
+                else _run(plan, *_as(args, kwargs, torch.float64))
+            )
         pairs = zip(outputs, found, wide, strict=True)
         return {
             value.slot.path: (item.double() - exact.double()).numpy()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_score import exact_score
-from ulpscope.frameworks.torch.replay_tables import POOLS
+from ulpscope.model.operators import Trait, traits
 
 Score = tuple[int, Tensor, dict[str, Any]]
 
@@ -31,7 +31,7 @@ def choice_scores(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], res
 def _at(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], places: Tensor) -> Tensor:
     """The elements of the input at the chosen places."""
     x: Tensor = args[0]
-    if plan.name in POOLS:
+    if Trait.POOLS in traits(plan.name):
         flat = x.flatten(-2) if "2d" in plan.name else x.flatten(-3)
         return flat.gather(-1, places.flatten(2 - flat.dim() + x.dim() - 1).reshape(*flat.shape[:-1], -1))
     known = dict(zip(plan.schema, args, strict=False)) | kwargs

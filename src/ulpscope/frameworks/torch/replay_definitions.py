@@ -340,6 +340,15 @@ def fused_sgd(
         params[at].sub_(lr * grad)
 
 
+def _margins(x: Tensor, target: Tensor) -> Tensor:
+    return torch.exp(-x * target)
+
+
+# What a kernel holds in its own dtype on the way: where that is out of range, so is what follows from it.
+INSIDE: dict[str, Callable[..., Tensor]] = {
+    "soft_margin_loss": lambda x, target, *_: _margins(x, target),
+    "soft_margin_loss_backward": lambda grad, x, target, *_: _margins(x, target),
+}
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "mkldnn_rnn_layer": mkldnn_rnn_layer,
     "mkldnn_rnn_layer_backward": mkldnn_rnn_layer_backward,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,50 +13,10 @@ from ulpscope.frameworks.torch.replay_origins import sketch
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_score import UNIT
 from ulpscope.frameworks.torch.replay_values import items, tensors
+from ulpscope.model.operators import WAYS_OF_COLLECTIVES, Way
 
 _PARTS = 16
 _ADDS = ("sum", "avg", "unknown")
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """What a collective does, where what a rank gives stands among the arguments, and where what it gets: among them, or
-    in the result (None). `split`: tensors there have the parts of all ranks one behind the other.
-    """
-
-    kind: str
-    given: int
-    got: int | None
-    split_given: bool = False
-    split_got: bool = False
-
-
-_SUM = Way("allreduce", 0, 0)
-_NEW_SUM = Way("allreduce", 0, None)
-_NEW_GATHER = Way("allgather", 0, None, split_got=True)
-_NEW_SCATTER = Way("reduce_scatter", 0, None, split_given=True)
-_WAYS = {
-    "c10d.allreduce_": _SUM,
-    "c10d.allreduce_coalesced_": _SUM,
-    "c10d.broadcast_": Way("broadcast", 0, 0),
-    "c10d.allgather_": Way("allgather", 1, 0),
-    "c10d.allgather_coalesced_": Way("allgather", 1, 0),
-    "c10d._allgather_base_": Way("allgather", 1, 0, split_got=True),
-    "c10d.allgather_into_tensor_coalesced_": Way("allgather", 1, 0, split_got=True),
-    "c10d.reduce_scatter_": Way("reduce_scatter", 1, 0),
-    "c10d._reduce_scatter_base_": Way("reduce_scatter", 1, 0, split_given=True),
-    "c10d.reduce_scatter_tensor_coalesced_": Way("reduce_scatter", 1, 0, split_given=True),
-    "_c10d_functional.all_reduce": _NEW_SUM,
-    "_c10d_functional.all_reduce_": _NEW_SUM,
-    "_c10d_functional.all_reduce_coalesced": _NEW_SUM,
-    "_c10d_functional.all_reduce_coalesced_": _NEW_SUM,
-    "_c10d_functional.broadcast": Way("broadcast", 0, None),
-    "_c10d_functional.broadcast_": Way("broadcast", 0, None),
-    "_c10d_functional.all_gather_into_tensor": _NEW_GATHER,
-    "_c10d_functional.all_gather_into_tensor_coalesced": _NEW_GATHER,
-    "_c10d_functional.reduce_scatter_tensor": _NEW_SCATTER,
-    "_c10d_functional.reduce_scatter_tensor_coalesced": _NEW_SCATTER,
-}
 
 
 class Exchanges:
@@ -101,7 +60,7 @@ class Exchanges:
 
 
 def _way(plan: Plan) -> Way | None:
-    return _WAYS.get(plan.op.rpartition(".")[0])
+    return WAYS_OF_COLLECTIVES.get(plan.op.rpartition(".")[0])
 
 
 def _wait(plan: Plan, result: Any) -> None:

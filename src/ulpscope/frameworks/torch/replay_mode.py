@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,16 +20,17 @@ from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch import replay_reference as references
 from ulpscope.frameworks.torch.dense import untouchable
-from ulpscope.frameworks.torch.devices import float32_products
 from ulpscope.frameworks.torch.dispatch_tap import KernelMode, raises_late, redispatch, written_by
 from ulpscope.frameworks.torch.names import ApiNames
 from ulpscope.frameworks.torch.replay_exchange import Exchanges
 from ulpscope.frameworks.torch.replay_measure import exact_measures, measures, rounded_factors, view_measures
 from ulpscope.frameworks.torch.replay_origins import Origins, scalars
 from ulpscope.frameworks.torch.replay_place import Places
+from ulpscope.frameworks.torch.replay_poles import FOLLOWED, Poles, ends_in
 from ulpscope.frameworks.torch.replay_reference import Plan
-from ulpscope.frameworks.torch.replay_tables import FACTORS_ROUNDED
 from ulpscope.frameworks.torch.replay_values import items, results, tensors
+from ulpscope.frameworks.torch.settings import float32_products
+from ulpscope.model.operators import FACTORS_ROUNDED
 
 Emit = Callable[[dict[str, Any]], None]
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
@@ -55,11 +56,18 @@ class ReplayMode(KernelMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+class Namer(Observer, Protocol):
+    """Gives calls their names, and knows which module runs."""
+
+    def outermost(self, state: ThreadState) -> str: ...
+
+
 class ReplayTap:
     """Measures every kernel call and emits one row of plain values for each."""
 
-    def __init__(self, observer: Observer, emit: Emit, places: Places) -> None:
-        self.observer = observer
+    def __init__(self, observer: Namer, emit: Emit, places: Places) -> None:
+        self.observer: Observer = observer
+        self._namer = observer
         self.names = ApiNames()
         # Tells of a frame whether what it calls is not to be judged.
         self.ignored: Callable[[FrameType], bool] | None = None
@@ -69,12 +77,14 @@ class ReplayTap:
         self._places = places
         self._origins = Origins()
         self._exchanges = Exchanges()
+        self._poles = Poles()
         self._plans: dict[Any, Plan] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def forget(self) -> None:
         """What was seen until now is no part of what is judged: it is as if it had been made elsewhere."""
         self._origins = Origins()
+        self._poles = Poles()
         self._counts.clear()
 
     def unwatched(self, state: ThreadState, name: str, why: str, node: Any = None) -> None:
@@ -149,6 +159,8 @@ class ReplayTap:
             internals.set_grad_enabled(False)
             with internals.no_functions(), internals.no_dispatch():
                 self._after(plan, row, args, kwargs, before, result)
+                self._follow(plan, row, state, grad, args, kwargs, result)
+                self._emit(row)
         except Exception as error:  # the hook border
             observer.trouble(str(func), error)
         finally:
@@ -177,6 +189,12 @@ class ReplayTap:
             leaves = self._origins.leaves(plan, args, kwargs)
             if leaves:
                 row["leaves"] = [{**leaf, "name": self._places.name_of(read, leaf)} for leaf in leaves]
+        reads = self._poles.read(plan, args, kwargs)
+        if reads:
+            row["reads"] = reads
+        device = next((leaf.device.type for leaf in read), "cpu")
+        if device != "cpu":
+            row["device"] = device
         row["measured"] = self._origins.is_measured(read)
         if plan.decides and row["measured"]:
             row["decides"] = True
@@ -203,7 +221,6 @@ class ReplayTap:
             row |= self._exchanges.after(plan, args, before, result)
             self._origins.made([*items(args), *results(result)], measured=True)
             del row["measured"]
-            self._emit(row)
             return
         try:
             row["measures"] = self._measures(plan, row, args, kwargs, before, result)
@@ -215,7 +232,29 @@ class ReplayTap:
         if plan.kind != "view":
             self._origins.made(results(result), measured=measured)
             self._origins.made(references.outputs(plan, args, kwargs, result), measured=measured)
-        self._emit(row)
+
+    def _follow(
+        self,
+        plan: Plan,
+        row: dict[str, Any],
+        state: ThreadState,
+        grad: bool,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
+        """What is not finite, on its way from the call that made it."""
+        reads = row.pop("reads", [])
+        found = references.outputs(plan, args, kwargs, result) if plan.kind != "view" else results(result)
+        self._poles.wrote(row, reads, found)
+        if "poles" in row:
+            row["ends"] = ends_in(row, self._in_model(state), grad, (args, kwargs), found)
+            if row["ends"] in FOLLOWED:
+                self._poles.reached(row, found)
+
+    def _in_model(self, state: ThreadState) -> bool:
+        """Whether a module runs that is more than a loss; a loss is told by the name of its class."""
+        return len(state.modules) > 1 or (bool(state.modules) and "Loss" not in self._namer.outermost(state))
 
     def _measures(
         self,

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch.replay_reference import Plan
-from ulpscope.frameworks.torch.replay_tables import SHAPES
-from ulpscope.frameworks.torch.replay_values import items
+from ulpscope.frameworks.torch.replay_values import items, memory_of
 from ulpscope.frameworks.torch.tensors import generator_state
+from ulpscope.model.operators import Trait, traits
 
 _SKETCHES = (0.6180339887498949, 0.4142135623730950, 0.7320508075688772, 0.2360679774997898)
 _NOT_NUMBERS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
 
 
 _DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim"})
-# Their dimensions are those of the result, which has one more.
-_ONE_MORE = frozenset({"unsqueeze", "stack", "diag_embed"})
+# Arguments by which a view says what it looks at are shapes; what they say is seen in what is computed next.
+_SHAPES = frozenset({"size", "shape", "stride", "storage_offset", "repeats", "split_size", "split_sizes", "sizes"})
 
 
 class Origins:
@@ -38,14 +38,14 @@ class Origins:
     def made(self, values: list[Any], *, measured: bool) -> None:
         for value in values:
             if isinstance(value, Tensor):
-                storage = _storage(value)
+                storage = memory_of(value)
                 self._made[storage] = measured or self._made.get(storage, False)
 
     def is_measured(self, values: list[Any]) -> bool:
         """Whether any of these comes from floating point values that are not constants of the program."""
         for value in values:
             if isinstance(value, Tensor):
-                known = self._made.get(_storage(value))
+                known = self._made.get(memory_of(value))
                 if known or (known is None and (value.is_floating_point() or value.is_complex())):
                     return True
         return False
@@ -55,9 +55,9 @@ class Origins:
         found = []
         written = {key for _, key in plan.written}
         for place, value in _tensors(plan, args, kwargs):
-            if place.split(".")[0] in written or not value.numel():
+            if place.split(".")[0] in written or value.layout is not torch.strided or not value.numel():
                 continue
-            storage = _storage(value)
+            storage = memory_of(value)
             if storage in self._made:
                 continue
             told = (
@@ -101,7 +101,7 @@ def scalars(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     """The plain arguments by name, in JSON form: without shapes and what is the default anyway, dimensions counted from 0."""
     found: dict[str, Any] = {}
     for name, value in (*zip(plan.schema, args, strict=False), *kwargs.items()):
-        if isinstance(value, Tensor) or value is None or name in SHAPES or name in _NOT_NUMBERS:
+        if isinstance(value, Tensor) or value is None or name in _SHAPES or name in _NOT_NUMBERS:
             continue
         plain = _plain(value)
         if plain is None or (name in plan.defaults and plain == _plain(plan.defaults[name])):
@@ -113,7 +113,7 @@ def scalars(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
 def _from_zero(plan: Plan, dims: Any, args: tuple[Any, ...]) -> Any:
     """The same dimensions without negative numbers."""
     first = next((item for item in items(args) if isinstance(item, Tensor)), None)
-    rank = (0 if first is None else first.dim()) + (plan.name in _ONE_MORE)
+    rank = (0 if first is None else first.dim()) + (Trait.ADDS_DIMENSION in traits(plan.name))
 
     def shift(dim: Any) -> Any:
         return dim + rank if isinstance(dim, int) and -rank <= dim < 0 else dim
@@ -143,7 +143,3 @@ def _tensors(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
             for place, item in enumerate(value):
                 if isinstance(item, Tensor):
                     yield f"{name}.{place}", item
-
-
-def _storage(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)

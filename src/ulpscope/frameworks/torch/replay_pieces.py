@@ -16,23 +16,9 @@ from torch import Tensor
 
 from ulpscope.frameworks.torch.replay_reference import Plan
 from ulpscope.frameworks.torch.replay_values import tensors
+from ulpscope.model.operators import FACTORS_ROUNDED, FIRST_FACTOR, ROW_DIMENSION, Trait, traits
 
 CHUNK = 1 << 18  # elements that are replayed at a time
-# Kernels that treat every row by itself if their dimension is the last one, and where that argument stands.
-_ROWWISE = {"_softmax": 1, "_log_softmax": 1, "_softmax_backward_data": 2, "_log_softmax_backward_data": 2}
-_PRODUCTS = {"mm": 0, "addmm": 1}  # where the first factor stands
-_HEADS = frozenset(
-    {
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_backward",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_efficient_attention_backward",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_cudnn_attention_backward",
-    }
-)
 _NO_REDUCTION = 0
 _LEANING = 4
 _SUMS = ("wrong", "lost", "overflowed", "undefined", "infinite", "total")
@@ -63,7 +49,7 @@ def cut(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[A
     """The pieces of a call; None where it is small or has to be replayed whole."""
     if len(found) > 1 and any(_is_list(value) and len(value) > 1 for value in args):
         return _items(args, kwargs, found)
-    if plan.name in _HEADS:
+    if Trait.BY_HEADS in traits(plan.name):
         return _heads(plan, args, kwargs, found)
     if len(found) == 1 and isinstance(found[0], Tensor) and found[0].numel() > 2 * CHUNK:
         return _stretches(plan, args, kwargs, found[0])
@@ -77,8 +63,8 @@ def _stretches(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found:
     axis = 0
     places: Iterable[int]
     name = plan.name
-    if name in _PRODUCTS:
-        first = _PRODUCTS[name]
+    if name in ("mm", "addmm"):
+        first = FIRST_FACTOR[name]
         axis = int(found.shape[1] > found.shape[0])
         places = [first + axis]
         if first and args[0].dim() + axis > 1 and args[0].shape[args[0].dim() - 2 + axis] == found.shape[axis]:
@@ -90,10 +76,10 @@ def _stretches(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], found:
     elif name == "nll_loss_backward" and found.dim() == 2:
         places = [1, 2, *([0] if args[4] == _NO_REDUCTION else [])]
     elif (plan.kind == "map" and _is_plain_map(plan, args, found)) or (
-        name in _ROWWISE and args[_ROWWISE[name]] in (-1, found.dim() - 1)
+        name in ROW_DIMENSION and args[ROW_DIMENSION[name]] in (-1, found.dim() - 1)
     ):
         places = [place for place, value in enumerate(args) if _has_rows(value, found)]
-    elif name in ("convolution", "mkldnn_convolution", "cudnn_convolution") and args[0].shape[0] == found.shape[0]:
+    elif FACTORS_ROUNDED.get(name) == "conv" and "backward" not in name and args[0].shape[0] == found.shape[0]:
         places = [0]
     else:
         return None

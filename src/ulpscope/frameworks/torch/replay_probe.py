@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from ulpscope.frameworks.base import Observer
 from ulpscope.frameworks.torch.probe import TorchProbe, is_data_worker, models_of
-from ulpscope.frameworks.torch.replay_mode import Emit, ReplayMode, ReplayTap
+from ulpscope.frameworks.torch.replay_mode import Emit, Namer, ReplayMode, ReplayTap
 from ulpscope.frameworks.torch.replay_place import Places
 from ulpscope.model.records import Level
 
@@ -61,7 +60,7 @@ class ReplayProbe:
 
     def __init__(
         self,
-        observer: Observer,
+        observer: Namer,
         emit: Emit,
         source: Callable[[int], tuple[str, int, str] | None],
         *,

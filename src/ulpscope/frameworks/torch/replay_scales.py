@@ -6,6 +6,7 @@ the result itself is the scale. They are the first-order terms of the textbook f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,11 @@ def gelu(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> l
 def gelu_backward(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
     grad, x = args[0], args[1]
     return [grad.abs() * (1 + (x * torch.exp(-0.5 * x * x)).abs())]
+
+
+def erf(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    # Quick ones are one less an exponential: near zero the error is that of one.
+    return [torch.ones_like(results[0])]
 
 
 def silu(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
@@ -85,7 +91,8 @@ def _normalised(x: Tensor, dims: list[int], eps: float, weight: Tensor | None, b
         scale = scale * weight.abs()
     if bias is not None:
         scale = scale + bias.abs()
-    return [scale, spread + mean.abs(), rstd * ratio]
+    # Its terms cancel, whichever the order they are added in.
+    return [scale, spread + x.abs().mean(dims, True), rstd * ratio]
 
 
 def layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
@@ -157,9 +164,22 @@ def _with_two(x: Tensor, term: Tensor, kwargs: dict[str, Any]) -> Tensor:
     return term.abs_().mul_(2 * abs(kwargs.get("value", 1))).add_(x.abs())
 
 
+def linspace(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    """Steps are rounded: the error is that of the whole range, also where the numbers pass through zero."""
+    return [torch.full_like(results[0], abs(float(args[0])) + abs(float(args[1])))]
+
+
+def logspace(args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]) -> list[Tensor | None]:
+    base = args[3] if len(args) > 3 else kwargs.get("base", 10.0)
+    range_ = (abs(float(args[0])) + abs(float(args[1]))) * abs(math.log(abs(base) or 1.0))
+    return [results[0].abs() * (1 + range_)]
+
+
 # The same as by differences, in one pass: an optimizer runs these for every parameter.
 MAPS: dict[str, Scales] = {"lerp": lerp, "addcmul": addcmul, "addcdiv": addcdiv}
 SCALES: dict[str, Scales] = {
+    "linspace": linspace,
+    "logspace": logspace,
     "_softmax": softmax,
     "_safe_softmax": softmax,
     "_log_softmax": log_softmax,
@@ -167,6 +187,7 @@ SCALES: dict[str, Scales] = {
     "_log_softmax_backward_data": log_softmax_backward,
     "gelu": gelu,
     "gelu_backward": gelu_backward,
+    "erf": erf,
     "silu": silu,
     "silu_backward": silu_backward,
     "exp": exponential,

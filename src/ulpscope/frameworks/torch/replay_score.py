@@ -19,8 +19,10 @@ UNIT: dict[torch.dtype, float] = {
     torch.float8_e4m3fn: 2.0**-4,
     torch.float8_e5m2: 2.0**-3,
 }
-# What kernels with results of this dtype compute in.
-INNER = {dtype: unit if dtype is torch.float64 else 2.0**-24 for dtype, unit in UNIT.items()}
+# What kernels with results of this dtype compute in: float32; in low precision by quick functions, good to 20 bits.
+INNER = {dtype: unit if unit <= 2.0**-24 else 2.0**-20 for dtype, unit in UNIT.items()}
+# What a quick function may lose at the end of the range of float32, times a factor: an exponential that overflows is a reciprocal of 0.
+FADES = 2.0**-116
 # Factors of products of float32 are rounded to these where a program allows it.
 FACTORS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 _MANY = 64  # fewer elements say nothing about a systematic error
@@ -28,6 +30,7 @@ _MANY = 64  # fewer elements say nothing about a systematic error
 _NOTABLE, _NOTABLE_WIDE = 0.03, 0.25
 _FLOAT32 = 2.0**-24
 _CHANCE = 6.0  # standard errors that a mean may be off by chance, as in analyze.ledger
+_CANCELLED = 1 / 16  # of its terms, an element that is smaller has cancelled
 _PLENTY = 1 << 15
 _BINS = 64
 
@@ -68,19 +71,22 @@ def rounded_score(
     working: bool,
     leans: bool = True,
     factors: str | None = None,
+    fades: bool = False,
 ) -> dict[str, Any]:
     """Score of a result that may be rounded, in units of `dtype`, or of what the factors of products are rounded to.
 
     `scale` is the condition of the operation at each element. With `working`, partial results may have been rounded to
     the dtype of the result; without, only the result itself, and what happened inside is of the inner precision. Without
-    `leans` nothing is said about a systematic error: some parts of a large result are enough for that.
+    `leans` nothing is said about a systematic error: some parts of a large result are enough for that. `fades`: the smallest
+    numbers may be lost.
     """
     if found.shape != expected.shape:
         return {"rms": 0.0, "worst": 0.0, "wrong": max(found.numel(), 1)}
     unit, inner = FACTORS[factors] if factors else UNIT[dtype], INNER[dtype]
     y = found.double()
+    least = max(subnormal(dtype), FADES if fades and dtype is not torch.float64 else 0.0)
     answer: dict[str, Any] = {}
-    error = _units(y, expected, scale, unit, inner, subnormal(dtype), working)
+    error = _units(y, expected, scale, unit, inner, least, working)
     rms, worst, size, total = _numbers(error, y)
     finite: Tensor | None = None
     if not math.isfinite(rms + size):
@@ -89,15 +95,17 @@ def rounded_score(
         scale = None if scale is None else scale.expand(finite.shape)[finite].nan_to_num(0.0, 0.0, 0.0)
         if not y.numel():
             return {"rms": 0.0, "worst": 0.0, **answer}
-        error = _units(y, expected, scale, unit, inner, subnormal(dtype), working)
+        error = _units(y, expected, scale, unit, inner, least, working)
         rms, worst, size, total = _numbers(error, y)
     count = y.numel()
     answer |= {"rms": rms / math.sqrt(count), "worst": worst, "total": total, "size": size}
     if unit > inner and not working and found.dtype is dtype:
-        nearest = (y == expected.to(dtype).double()).sum()
-        answer["misrounded"] = 1.0 - int(nearest) / count
+        nearest = expected.to(dtype).double()
+        room = (nearest - expected).abs_().add_(expected.abs() if scale is None else scale, alpha=inner)
+        answer["misrounded"] = int(((y != nearest) & ((y - expected).abs() > room)).sum()) / count
     if leans and count >= _MANY and rms:
-        answer |= _bias(*_thinned(y, expected), unit, torch.finfo(dtype).tiny)
+        terms = None if scale is None else scale.expand(y.shape) * (_CANCELLED * (1.0 if working else inner / unit))
+        answer |= _bias(*_thinned(y, expected, terms), unit, torch.finfo(dtype).tiny)
     if answer["rms"] > 1.5 or worst > 6.0 or answer.get("lost"):
         answer["profile"] = profile(error if finite is None else _spread_out(error, finite))
         largest = y.abs()
@@ -149,19 +157,23 @@ def _non_finite(y: Tensor, expected: Tensor, dtype: torch.dtype) -> tuple[Tensor
     return kept, answer | {"undefined": undefined, "infinite": both.numel() - undefined}
 
 
-def _thinned(y: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+def _thinned(y: Tensor, expected: Tensor, terms: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Rows enough for a mean: every so-manieth of the first dimension."""
     step = y.numel() // _PLENTY
-    if step < 2 or y.shape[0] < 2 * step:
-        return (y, expected) if step < 2 or y.dim() > 1 else (y[::step], expected[::step])
-    return y[::step], expected[::step]
+    if step < 2 or (y.shape[0] < 2 * step and y.dim() > 1):
+        return y, expected, terms
+    return y[::step], expected[::step], None if terms is None else terms[::step]
 
 
-def _bias(y: Tensor, expected: Tensor, unit: float, tiny: float) -> dict[str, Any]:
-    """The mean of the relative error over the larger elements, toward the value and upward, with its standard error."""
+def _bias(y: Tensor, expected: Tensor, terms: Tensor | None, unit: float, tiny: float) -> dict[str, Any]:
+    """The mean of the relative error over the larger elements, toward the value and upward, with its standard error.
+
+    `terms`: of an element below it the terms have cancelled, and what is left of them leans anywhere."""
     # Below the normal numbers the distance to the next number no longer shrinks: a relative error means nothing there.
     limit = max(0.5 * float(expected.norm()) / math.sqrt(expected.numel()), 16 * tiny)
     large = expected.abs() > limit
+    if terms is not None:
+        large &= expected.abs() > terms
     count = int(large.sum())
     if count < _MANY:
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -41,3 +42,8 @@ def mapped_args(change: Callable[[Any], Any], args: tuple[Any, ...]) -> tuple[An
 
 def mapped_kwargs(change: Callable[[Any], Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: mapped(change, value) for key, value in kwargs.items()} if kwargs else kwargs
+
+
+def memory_of(value: Tensor) -> int:
+    """What tells whether two tensors may share elements: their storage; the tensor itself where it has none."""
+    return int(value.untyped_storage()._cdata) if value.layout is torch.strided else id(value)

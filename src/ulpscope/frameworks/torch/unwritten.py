@@ -16,7 +16,8 @@ from torch import Tensor
 from ulpscope.frameworks.torch import internals
 from ulpscope.frameworks.torch.names import UNINITIALISED, Api
 from ulpscope.frameworks.torch.tensors import leaves
-from ulpscope.model.names import FILLS, INIT, KINDS
+from ulpscope.model.names import INIT, KINDS
+from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import UNWRITTEN
 
 # Said where writes came that we cannot follow: then there is something to know, and we do not.
@@ -25,10 +26,6 @@ UNSURE = "memory that was uninitialised, and was written in a way that is not fo
 _MOST = 1 << 26
 _OURS = (Tensor, torch.nn.Parameter)
 _GROWN = "resize"
-# Calls that give the content of their first argument in another memory.
-_COPIES = frozenset(
-    {"clone", "contiguous", "to", "_to_copy", "cpu", "cuda", "type", "type_as", "__deepcopy__", "pin_memory", "double", "float", "half", "bfloat16"}
-)  # fmt: skip
 
 
 class _Region:
@@ -85,7 +82,11 @@ class Unwritten:
             return
         if kwargs.get("out") is not None:
             self.filled(leaf for _, leaf in leaves(kwargs["out"]))
-        if name in _COPIES and self.why(first) == UNWRITTEN and self._region(result) is None:
+        if (
+            traits(name) & (Trait.COPIES | Trait.CASTS)
+            and self.why(first) == UNWRITTEN
+            and self._region(result) is None
+        ):
             self._begin(result)
         elif api.mutates or api.kind == INIT:
             self._wrote(api.kind, name, first, args, kwargs)
@@ -173,7 +174,7 @@ class Unwritten:
         if region is None:
             return
         region.version = max(region.version, _version(target))
-        if kind not in KINDS or kind == INIT or name in FILLS:
+        if kind not in KINDS or kind == INIT or Trait.FILLS in traits(name):
             source = args[1] if len(args) > 1 else kwargs.get("src", kwargs.get("other"))
             if name != "copy_" or self.why(source) is None:
                 self.filled((target,))

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from ulpscope.model.dtypes import DTYPES, DType
 from ulpscope.model.errors import DumpError, did_you_mean
+from ulpscope.store.files.plain_file import mapped
 from ulpscope.store.formats import cann_nano, cann_small
-from ulpscope.store.formats.plain_file import mapped
 
 _LENGTH = 8
 _MAX_HEADER = 16 << 20

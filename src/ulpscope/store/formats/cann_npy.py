@@ -14,9 +14,9 @@ import numpy as np
 
 from ulpscope.model.dtypes import DType
 from ulpscope.model.errors import DumpError
+from ulpscope.store.files.npy import write_npy
 from ulpscope.store.formats.cann import KernelTensor, kernel_files, nearest_kernels, read_kernel
 from ulpscope.store.formats.cann_layouts import logical
-from ulpscope.store.formats.npy import write_npy
 
 
 @dataclass(frozen=True, slots=True)

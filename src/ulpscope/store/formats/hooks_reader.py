@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ulpscope.model.dtypes import DTYPES, Array, DType, dtype_named
 from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text
 from ulpscope.model.records import (
     CallId,
     CallRecord,
@@ -32,8 +32,21 @@ from ulpscope.model.records import (
     ToldStats,
     Value,
 )
-from ulpscope.store.formats.npy import as_bfloat16
-from ulpscope.store.formats.pkl_lines import PLACE, STACK, LinesDump, call_parts, phase_of, plain, slot_of
+from ulpscope.store.files.npy import as_bfloat16
+from ulpscope.store.formats.pkl_lines import (
+    PLACE,
+    STACK,
+    LineCalls,
+    Lines,
+    call_parts,
+    manifest_of,
+    phase_of,
+    plain,
+    shape_of,
+    slot_of,
+)
+from ulpscope.store.mapped import StoredBits
+from ulpscope.store.run_folder import DumpLocation
 
 _NAME = re.compile(rf"(?:\d+_)?(?P<head>.+)_{PLACE}", re.DOTALL)
 _FRAME = re.compile(
@@ -48,17 +61,36 @@ _BACKWARD_NOTE = (
 )
 
 
-class HooksDump(LinesDump):
-    """One .pkl of torch_npu.hooks, with the face of a native dump. Open it with `open_dump`."""
+class HooksDump:
+    """One .pkl of torch_npu.hooks. Open it with `open_dump`."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    format = "torch_npu.hooks"
+    missing: frozenset[str] = frozenset()  # the elements are in the lines themselves
+
+    def __init__(self, location: DumpLocation) -> None:
+        self._file = Lines(location.folder)
+        self._calls = LineCalls()
         self._frames: dict[int, list[int]] = {}
         self._sampled = False
         nbytes = self._read_rows()
-        notes = (_BACKWARD_NOTE,) if any(call.phase is Phase.BACKWARD for call in self._ids) else ()
-        config = {"tensors": nbytes > 0, "sample": self._sampled}
-        self.manifest = self._manifest_of("torch_npu.hooks", nbytes, notes, **config)
+        notes = (_BACKWARD_NOTE,) if any(call.phase is Phase.BACKWARD for call in self._calls.ids) else ()
+        about = {"source": self.format, "tensors": nbytes > 0, "sample": self._sampled}
+        self.manifest = manifest_of(location, self._file, self._calls, notes, nbytes, **about)
+
+    def ids(self) -> list[CallId]:
+        return self._calls.ids
+
+    def modules(self) -> list[str]:
+        return [""] * len(self._calls.ids)
+
+    def parent(self, call: CallRecord) -> None:
+        return None
+
+    def spelled(self, call: CallRecord) -> str:
+        return call_text(call.id)
+
+    def record(self, position: int) -> CallRecord:
+        return self._calls.record(position, self._value_of)
 
     def stack(self, call: CallRecord) -> list[Frame]:
         if call.stack is None:
@@ -87,16 +119,16 @@ class HooksDump(LinesDump):
             if name != current or place <= order:
                 current = name
                 counts[name] = counts.get(name, -1) + 1
-                self._begin(CallId(name[0], name[1], counts[name], name[2]))
+                self._calls.begin(CallId(name[0], name[1], counts[name], name[2]))
             order = place
             if found["role"] == STACK:
-                at = len(self) - 1
-                self._stacks[at] = at
+                at = len(self._calls.ids) - 1
+                self._calls.stacks[at] = at
                 self._frames.setdefault(at, []).append(number)
                 continue
-            self._rows[-1].append(number)
+            self._calls.rows[-1].append(number)
             if len(row) > 2:
-                length, numel = len(self._vector(number, row)), math.prod(self._shape(number, row[3]))
+                length, numel = len(self._vector(number, row)), math.prod(shape_of(self._file, number, row[3]))
                 sizes.append((length, numel))
                 if length == numel == _SAMPLED + _STATISTICS:
                     unclear.append(_ends_in_statistics(row[1]))
@@ -137,7 +169,7 @@ class HooksDump(LinesDump):
         extra: dict[str, Any] = {"name": row[0]}
         if len(row) == 2:
             return Value(slot, type(row[1]).__name__, scalar=plain(row[1]), extra=extra)
-        shape, vector = self._shape(number, row[3]), self._vector(number, row)
+        shape, vector = shape_of(self._file, number, row[3]), self._vector(number, row)
         numel = math.prod(shape)
         last = len(vector) - self._statistics_in(len(vector), numel)
         stats: Summary | None = None
@@ -163,7 +195,7 @@ class HooksDump(LinesDump):
 
     # --- payloads -----------------------------------------------------------------------------------------------
 
-    def raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
+    def stored(self, value: Value) -> StoredBits:
         if value.payload is None or value.shape is None:
             raise DumpError(
                 "this value was recorded without all of its elements; torch_npu.hooks stores them with sample=False"
@@ -178,7 +210,7 @@ class HooksDump(LinesDump):
         raw = as_bfloat16(narrow.tobytes()) if dtype.exact is None else memoryview(narrow.tobytes())
         if raw is None or not exact:
             self._file.refuse(number, f"has values that are no {dtype.name}")
-        return dtype, raw, value.shape
+        return StoredBits(dtype, raw, value.shape)
 
 
 _ORDER = {STACK: 0, "input": 1, "output": 2}

@@ -21,10 +21,10 @@ import numpy as np
 from ulpscope.model.dtypes import Array, dtype_named
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallRecord, Frame, Phase, Role, Value
-from ulpscope.store.formats.npy import write_npy
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.npy import write_npy
 from ulpscope.store.formats.pkl_lines import STACK
 from ulpscope.store.formats.pkl_names import api_name, has_place, named_values
-from ulpscope.store.reader import Dump
 
 SAMPLED = 10
 _FLOATS = ("float", "bfloat")

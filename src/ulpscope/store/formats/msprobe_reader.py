@@ -10,15 +10,11 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ulpscope.model.dtypes import DType
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import MODULE, OPTIMIZER, SAVED, parse_call
 from ulpscope.model.records import (
@@ -29,13 +25,15 @@ from ulpscope.model.records import (
     Phase,
     Value,
 )
-from ulpscope.store import layout
+from ulpscope.native.schema import FORMAT_VERSION
+from ulpscope.store.files.plain_file import mapped
+from ulpscope.store.files.pt import map_pt
 from ulpscope.store.formats.json_entries import JsonEntries
+from ulpscope.store.formats.msprobe_folder import FILES, PARENTS, STACKS, TENSORS, beside
 from ulpscope.store.formats.msprobe_values import MsprobeValues
-from ulpscope.store.formats.plain_file import mapped
-from ulpscope.store.formats.pt import map_pt
 from ulpscope.store.mapped import StoredBits
-from ulpscope.store.reader import Dump
+from ulpscope.store.registry import not_a_dump
+from ulpscope.store.run_folder import DumpLocation
 
 _log = logging.getLogger(__name__)
 LEVELS = {"L0": "module", "L1": "op", "mix": "mix", "L2": "kernel"}
@@ -46,35 +44,28 @@ _Read = TypeVar("_Read")
 _Stacks = tuple[list[list[str]], dict[str, int]]
 
 
-class MsprobeDump(Dump):
-    """One step of one rank in the files of msprobe, with the face of a native dump. Open it with `open_dump`.
+class MsprobeDump:
+    """One step of one rank in the files of msprobe. Open it with `open_dump`.
 
-    `folder` is that of the dump, or one file of dump.json's form, which is then read alone, whatever its name."""
+    Its folder is that of the dump, or one file of dump.json's form, which is then read alone, whatever its name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        self.recovered = 0
+    format = "msprobe"
+
+    def __init__(self, location: DumpLocation) -> None:
+        self.folder = location.folder
         self._at = self.folder.parent if self.folder.is_file() else self.folder
         self._files: list[JsonEntries] = []
         self._names: list[str] = []
         self._ids: list[CallId] = []
         self._notes: list[str] = []
-        self._ending = self._read_files()
-        self._parents: dict[str, str] = self._comfort(layout.PARENTS, _read_parents, {})
+        ending = self._read_files()
+        self._parents: dict[str, str] = self._comfort(PARENTS, _read_parents, {})
         no_stacks: _Stacks = ([], {})
-        self._stacks, self._stack_of = self._comfort(layout.STACKS, _read_stacks, no_stacks)
-        self._tensor_folder = os.fspath(layout.beside(self.folder, layout.MSPROBE_TENSORS))
+        self._stacks, self._stack_of = self._comfort(STACKS, _read_stacks, no_stacks)
+        self._tensor_folder = os.fspath(beside(self.folder, TENSORS))
         self._tensors, self._tensor_bytes = self._list_tensors()
         self._leaf_values = MsprobeValues(self._at, self._tensors)
-        self.manifest = self._manifest(self._files[0].header)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @property
-    def ending(self) -> str:
-        """msprobe does not say whether a step was finished: "complete", or what could not be read beside dump.json."""
-        return self._ending
+        self.manifest = self._manifest(self._files[0].header, location, ending)
 
     @property
     def files(self) -> list[Path]:
@@ -85,61 +76,42 @@ class MsprobeDump(Dump):
     def missing(self) -> set[str]:
         return self._leaf_values.missing
 
-    def calls(self) -> Iterator[CallRecord]:
-        for number in range(len(self)):
-            yield self._record(number)
-
     def ids(self) -> list[CallId]:
-        return list(self._ids)
+        return self._ids
 
     def modules(self) -> list[str]:
         above = (self._id_named(self._parents.get(name)) for name in self._names)
         return [_module_of(call) for call in above]
 
-    def threads(self) -> list[int]:
-        return [0] * len(self)
-
-    def nth(self, place: int) -> CallRecord:
-        return self._record(place if 0 <= place < len(self._names) else range(len(self))[place])
-
-    @cached_property
-    def value_count(self) -> int:
-        return sum(len(call.values) for call in self.calls())
-
     def parent(self, call: CallRecord) -> CallId | None:
         """Who called it, as construct.json says; None for the root, and below the optimizer, which has no name there."""
         return self._id_named(self._parents.get(self._names[call.seq]))
 
-    def name_of(self, call: CallRecord) -> str:
+    def spelled(self, call: CallRecord) -> str:
         return self._names[call.seq]
 
     def stack(self, call: CallRecord) -> list[Frame]:
         return [] if call.stack is None else [_frame(text) for text in self._stacks[call.stack]]
 
-    def sketch(self, value: Value) -> NDArray[np.float32] | None:
-        """None: msprobe has no sketches."""
-        return None
-
     # --- files --------------------------------------------------------------------------------------------------
 
-    def _read_files(self) -> str:
-        """Finds the calls; returns how the dump ends. Saved values that cannot be read do not take the calls with them."""
+    def _read_files(self) -> str | None:
+        """Finds the calls; returns what could not be read of it. Saved values that cannot be read do not take the calls with them."""
         named = self.folder.is_file()
-        paths = [self.folder] if named else [self.folder / name for name in layout.MSPROBE]
-        ending = "complete"
+        paths = [self.folder] if named else [self.folder / name for name in FILES]
+        ending = None
         for path in paths:
             if not path.is_file():
                 continue
             try:
                 file = JsonEntries(path, "data")
                 if not file.has_entries:
-                    raise DumpError(layout.not_a_dump(path, "it has no object 'data'"))
+                    raise DumpError(not_a_dump(path, "it has no object 'data'"))
                 ids = [self._parsed_id(file, name) for name in file.names]
             except DumpError as error:
                 if not self._files:
                     raise
                 ending = str(error)
-                self._notes.append(ending)
                 continue
             self._files.append(file)
             told = file.header.get("notes")
@@ -147,12 +119,12 @@ class MsprobeDump(Dump):
             self._names += file.names
             self._ids += ids
         if not self._files:
-            raise DumpError(f"{self.folder} is not a dump of msprobe: it has no {layout.MSPROBE[0]}")
+            raise DumpError(f"{self.folder} is not a dump of msprobe: it has no {FILES[0]}")
         return ending
 
     def _comfort(self, name: str, read: Callable[[Path], _Read], nothing: _Read) -> _Read:
         """What a file says that only helps to read the others: where it cannot be read, that is said, and done without."""
-        path = layout.beside(self.folder, name)
+        path = beside(self.folder, name)
         if not os.path.lexists(path):
             return nothing
         try:
@@ -187,21 +159,21 @@ class MsprobeDump(Dump):
                     sizes[entry.inode()] = entry.stat(follow_symlinks=False).st_size
         return found, sum(sizes.values())
 
-    def _manifest(self, header: dict[str, Any]) -> Manifest:
-        place = layout.find_dumps(self.folder)[0]
+    def _manifest(self, header: dict[str, Any], location: DumpLocation, ending: str | None) -> Manifest:
+        """msprobe does not say whether a step was finished: what could not be read beside dump.json is what is known."""
         level = header.get("level")
         return Manifest(
-            format=layout.FORMAT_VERSION,
+            format=FORMAT_VERSION,
             framework=str(header.get("framework", "pytorch")),
             level=LEVELS.get(level, level) if isinstance(level, str) else "op",
-            step=place.step,
-            rank=place.rank,
+            step=location.step,
+            rank=location.rank,
             world_size=1,
-            state="complete" if self._ending == "complete" else "incomplete",
+            state="complete" if ending is None else "incomplete",
             config={"source": "msprobe", "task": header.get("task"), "tensors": bool(self._tensors)},
             environment={},
-            notes=tuple(self._notes),
-            counts={"calls": len(self), "payload_bytes": self._tensor_bytes},
+            notes=(*self._notes, *(() if ending is None else (ending,))),
+            counts={"calls": len(self._names), "payload_bytes": self._tensor_bytes},
         )
 
     def _refuse(self, file: str, place: str, why: str) -> NoReturn:
@@ -224,15 +196,11 @@ class MsprobeDump(Dump):
     def _by_id(self) -> dict[CallId, int]:
         return {call: number for number, call in reversed(list(enumerate(self._ids)))}
 
-    @cached_property
-    def _by_seq(self) -> dict[int, int]:
-        return {number: number for number in range(len(self))}
-
     # --- records ------------------------------------------------------------------------------------------------
 
-    def _record(self, number: int) -> CallRecord:
-        file, place = self._place(number)
-        name, call = self._names[number], self._ids[number]
+    def record(self, position: int) -> CallRecord:
+        file, place = self._place(position)
+        name, call = self._names[position], self._ids[position]
         entry = file[place]
         facts = entry if type(entry) is dict and call.kind != SAVED else {}
         values = tuple(self._leaf_values.of(file.path.name, name, call, entry))
@@ -247,7 +215,7 @@ class MsprobeDump(Dump):
         error = facts.get("error")
         return CallRecord(
             call,
-            number,
+            position,
             None if above is None else self._by_id.get(above),
             origin,
             _module_of(above),
@@ -257,11 +225,6 @@ class MsprobeDump(Dump):
             facts.get("is_recompute") is True,
             error if isinstance(error, str) else None,
         )
-
-    def raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
-        found = self.stored(value)
-        found.check()
-        return found.dtype, found.raw, found.shape
 
     def stored(self, value: Value) -> StoredBits:
         if value.payload is None:

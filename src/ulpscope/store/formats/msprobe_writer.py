@@ -24,14 +24,14 @@ import numpy as np
 
 from ulpscope.model.dtypes import dtype_named
 from ulpscope.model.errors import DumpError
-from ulpscope.model.names import MODULE, OPTIMIZER, SAVED, call_text
+from ulpscope.model.names import MODULE, OPTIMIZER, SAVED, call_text, is_asked
 from ulpscope.model.records import CallId, CallRecord, Frame, PathStep, Phase, Role, Value
-from ulpscope.store import layout
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.pt import write_pt
+from ulpscope.store.formats import msprobe_folder
 from ulpscope.store.formats.msprobe_reader import LEVELS
 from ulpscope.store.formats.msprobe_values import DEVICE, DICT_OUTPUT, NO_INDEX, STATISTICS, WRITTEN
-from ulpscope.store.formats.pt import write_pt
 from ulpscope.store.growing import GrowingJson, drop_spare
-from ulpscope.store.reader import Dump
 
 LEVEL_NAMES = {ours: theirs for theirs, ours in LEVELS.items()}
 _WITH_TENSORS = ("tensor", "overflow_check")
@@ -65,7 +65,9 @@ def write_msprobe(
 class MsprobeFiles:
     """The files of one dump: written as a whole, and while the dump is still being made, what it has more by then."""
 
-    def __init__(self, dump: Dump, folder: Path, *, task: str, level: str, summary_mode: str) -> None:
+    def __init__(
+        self, dump: Dump, folder: Path, *, task: str, level: str, summary_mode: str, below: str | None = None
+    ) -> None:
         if task not in _TASKS or summary_mode not in _SUMMARY_MODES or level not in (*LEVELS, "debug"):
             raise DumpError(f"no msprobe dump has task {task!r}, level {level!r} and summary_mode {summary_mode!r}")
         self.dump = dump
@@ -74,6 +76,8 @@ class MsprobeFiles:
         self._task = task
         self._level = level
         self._tensors = task in _WITH_TENSORS
+        # The call of which only the kernels are wanted, not itself.
+        self._below = below
         self._checksums = summary_mode == "md5"
         self._files: dict[str, GrowingJson] = {}
         self._kinds: set[bool] = set()  # whether there are saved values, and whether there are others
@@ -92,8 +96,8 @@ class MsprobeFiles:
             self._into = draft
             try:
                 if self._tensors:
-                    (draft / layout.MSPROBE_TENSORS).mkdir(mode=0o750)
-                    (draft / layout.MSPROBE_TENSORS).chmod(0o750)
+                    (draft / msprobe_folder.TENSORS).mkdir(mode=0o750)
+                    (draft / msprobe_folder.TENSORS).chmod(0o750)
                 for name, head, entries, tail in self._contents(0):
                     self._files[name] = GrowingJson(*head)
                     self._files[name].create(draft / name, entries, tail)
@@ -121,7 +125,7 @@ class MsprobeFiles:
             there = all(file.is_at(self._folder / name) for name, file in self._files.items())
             if not there or not same:
                 return False
-            if self._tensors and not (self._folder / layout.MSPROBE_TENSORS).is_dir():
+            if self._tensors and not (self._folder / msprobe_folder.TENSORS).is_dir():
                 return False
             for name, _, entries, tail in contents:
                 if len(self.dump) > first or not self._files[name].says(tail):
@@ -136,11 +140,11 @@ class MsprobeFiles:
             if (
                 self._stacks
                 and max(self._stacks.values()) > 1
-                and self._files[layout.STACKS].is_at(self._folder / layout.STACKS)
+                and self._files[msprobe_folder.STACKS].is_at(self._folder / msprobe_folder.STACKS)
             ):
                 self._stacks.clear()
-                GrowingJson("{").create(self._spare(layout.STACKS), self._stack_entries(0), "}\n")
-                os.replace(self._spare(layout.STACKS), self._folder / layout.STACKS)
+                GrowingJson("{").create(self._spare(msprobe_folder.STACKS), self._stack_entries(0), "}\n")
+                os.replace(self._spare(msprobe_folder.STACKS), self._folder / msprobe_folder.STACKS)
 
     def _spare(self, name: str) -> Path:
         return self._folder / f".{name}.{os.getpid()}"
@@ -154,7 +158,7 @@ class MsprobeFiles:
 
     def _move_over(self, draft: Path) -> None:
         """Puts new files in the places of earlier ones. What names others comes last, and what nobody names any more goes."""
-        tensors = layout.MSPROBE_TENSORS
+        tensors = msprobe_folder.TENSORS
         kept = {tensors, *self._files}
         if self._tensors:
             (self._folder / tensors).mkdir(mode=0o750, exist_ok=True)
@@ -170,19 +174,23 @@ class MsprobeFiles:
         """The files for the calls from `first` on: name, how it begins, entries, how it ends. What names others comes last."""
         ids = [self.dump.nth(place).id for place in range(first, len(self.dump))] if first else self.dump.ids()
         saved = [place for place, call in enumerate(ids, first) if call.kind == SAVED]
-        places = [place for place, call in enumerate(ids, first) if call.kind not in (OPTIMIZER, SAVED)]
+        places = [
+            place
+            for place, call in enumerate(ids, first)
+            if call.kind not in (OPTIMIZER, SAVED) and not self._skips(call)
+        ]
         self._kinds |= {True for _ in saved[:1]} | {False for _ in places[:1]}
-        yield layout.STACKS, ("{",), self._stack_entries(first), "}\n"
-        yield layout.PARENTS, ("{",), self._parent_entries(first), "}\n"
+        yield msprobe_folder.STACKS, ("{",), self._stack_entries(first), "}\n"
+        yield msprobe_folder.PARENTS, ("{",), self._parent_entries(first), "}\n"
         notes = f', "notes": {_text(list(self.dump.manifest.notes))}' if self.dump.manifest.notes else ""
         if False in self._kinds or not self._kinds:
-            yield layout.MSPROBE[0], self._head(self._level), self._call_entries(places), f"\n}}{notes}}}\n"
+            yield msprobe_folder.FILES[0], self._head(self._level), self._call_entries(places), f"\n}}{notes}}}\n"
             notes = ""
         if True in self._kinds:
-            yield layout.MSPROBE[1], self._head("debug"), self._call_entries(saved), f"\n}}{notes}}}\n"
+            yield msprobe_folder.FILES[1], self._head("debug"), self._call_entries(saved), f"\n}}{notes}}}\n"
 
     def _head(self, level: str) -> tuple[str, ...]:
-        tensors = str(self._folder / layout.MSPROBE_TENSORS) if self._tensors else None
+        tensors = str(self._folder / msprobe_folder.TENSORS) if self._tensors else None
         header = {"task": self._task, "level": level, "framework": "pytorch", "dump_data_dir": tensors}
         return _text(header)[:-1] + ', "data": {', "\n", ",\n"
 
@@ -190,7 +198,7 @@ class MsprobeFiles:
         # Call after call: a dump may be larger than memory.
         for place in places:
             call = self.dump.nth(place)
-            yield f"{_text(call_text(call.id))}: {_text(self._entry(call))}"
+            yield f"{_text(call_text(call.id))}: {_text(self.entry(call))}"
 
     def _stack_entries(self, first: int) -> Iterator[str]:
         names: dict[int, list[str]] = {}
@@ -212,7 +220,7 @@ class MsprobeFiles:
             if call.id.kind == OPTIMIZER:
                 found[OPTIMIZER.lower()] = None
             elif call.id.kind != SAVED and call.id.phase is not Phase.PARAMETERS_GRAD:
-                above = self.dump.parent(call)
+                above = None if self._below is not None else self.dump.parent(call)
                 inside = above is not None and above.kind == OPTIMIZER
                 if inside:
                     found.setdefault(OPTIMIZER.lower(), None)
@@ -224,11 +232,15 @@ class MsprobeFiles:
             yield f"{_text(name)}: {_text(above_name)}"
 
     def _calls(self, first: int) -> Iterator[CallRecord]:
-        return map(self.dump.nth, range(first, len(self.dump)))
+        return (call for call in map(self.dump.nth, range(first, len(self.dump))) if not self._skips(call.id))
+
+    def _skips(self, call: CallId) -> bool:
+        return self._below is not None and is_asked(self._below, call)
 
     # --- one call -----------------------------------------------------------------------------------------------
 
-    def _entry(self, call: CallRecord) -> Any:
+    def entry(self, call: CallRecord) -> Any:
+        """What dump.json says of a call."""
         if call.id.kind == SAVED:
             return self._saved(call)
         if call.id.phase is Phase.PARAMETERS_GRAD:
@@ -345,7 +357,7 @@ class MsprobeFiles:
     def _store(self, call: CallId, value: Value, place: tuple[PathStep, ...]) -> str:
         """Writes the elements of a value, or a link to an equal one; returns the name of the file."""
         name = self._file_name(".".join([call_text(call), *map(str, place)]))
-        path = self._into / layout.MSPROBE_TENSORS / name
+        path = self._into / msprobe_folder.TENSORS / name
         element = str(value.extra.get("stored_dtype", value.dtype))
         shape = tuple(value.extra.get("stored_shape", value.shape or ()))
         key = (value.payload, element, shape)

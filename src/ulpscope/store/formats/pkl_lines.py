@@ -10,21 +10,17 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.errors import DumpError
 from ulpscope.model.names import KINDS, MODULE
 from ulpscope.model.records import CallId, CallRecord, Manifest, Phase, Role, Slot, Value
-from ulpscope.store import layout
-from ulpscope.store.formats.plain_file import mapped
-from ulpscope.store.reader import Dump
+from ulpscope.native.schema import FORMAT_VERSION
+from ulpscope.store.files.plain_file import mapped
+from ulpscope.store.run_folder import DumpLocation
 
 STACK = "stack_info"
 PLACE = (
@@ -97,108 +93,61 @@ def is_ptdbg(path: Path) -> bool:
     return len(row) > 4 or (len(row) == 2 and row[0].endswith(STACK) and isinstance(row[1], list))
 
 
-class LinesDump(Dump):
-    """Calls whose values are lines of one file. Subclasses fill `_ids`, `_rows` and say what a row is."""
+class LineCalls:
+    """Calls whose values are lines of one file: their names, and which lines each has."""
 
-    def __init__(self, path: Path) -> None:
-        self.folder = Path(path)
-        self.recovered = 0
-        self._missing: set[str] = set()
-        self._file = Lines(self.folder)
-        self._ids: list[CallId] = []
-        self._rows: list[list[int]] = []  # of each call
-        self._stacks: list[int | None] = []
+    def __init__(self) -> None:
+        self.ids: list[CallId] = []
+        self.rows: list[list[int]] = []
+        self.stacks: list[int | None] = []
 
-    def __len__(self) -> int:
-        return len(self._ids)
+    def begin(self, call: CallId) -> int:
+        self.ids.append(call)
+        self.rows.append([])
+        self.stacks.append(None)
+        return len(self.ids) - 1
 
-    def calls(self) -> Iterator[CallRecord]:
-        for number in range(len(self)):
-            yield self._record(number)
-
-    def ids(self) -> list[CallId]:
-        return list(self._ids)
-
-    def modules(self) -> list[str]:
-        """Empty texts: the older tools do not say where a call ran."""
-        return [""] * len(self)
-
-    def threads(self) -> list[int]:
-        return [0] * len(self)
-
-    def nth(self, place: int) -> CallRecord:
-        return self._record(range(len(self))[place])
-
-    @property
-    def missing(self) -> set[str]:
-        return self._missing
-
-    @property
-    def value_count(self) -> int:
-        return sum(map(len, self._rows))
-
-    def sketch(self, value: Value) -> NDArray[np.float32] | None:
-        """None: the older tools have no sketches."""
-        return None
-
-    @cached_property
-    def _by_id(self) -> dict[CallId, int]:
-        return {call: number for number, call in reversed(list(enumerate(self._ids)))}
-
-    @cached_property
-    def _by_seq(self) -> dict[int, int]:
-        return {number: number for number in range(len(self))}
-
-    def _begin(self, call: CallId) -> int:
-        self._ids.append(call)
-        self._rows.append([])
-        self._stacks.append(None)
-        return len(self._ids) - 1
-
-    def _record(self, number: int) -> CallRecord:
-        call = self._ids[number]
+    def record(self, position: int, value_of: Callable[[int], Value], origin: int | None = None) -> CallRecord:
         return CallRecord(
-            id=call,
-            seq=number,
+            id=self.ids[position],
+            seq=position,
             parent=None,
-            origin=self._origin(call),
+            origin=origin,
             module="",
-            values=tuple(self._value_of(row) for row in self._rows[number]),
-            stack=self._stacks[number],
+            values=tuple(map(value_of, self.rows[position])),
+            stack=self.stacks[position],
             thread=0,
         )
 
-    def _origin(self, call: CallId) -> int | None:
-        return None
 
-    def _value_of(self, number: int) -> Value:
-        raise NotImplementedError
+def manifest_of(
+    location: DumpLocation, file: Lines, calls: LineCalls, notes: tuple[str, ...], payload_bytes: int, **config: Any
+) -> Manifest:
+    if file.cut:
+        notes += ("the last line is cut: the process ended while it was written",)
+    return Manifest(
+        format=FORMAT_VERSION,
+        framework="pytorch",
+        level="op",
+        step=location.step,
+        rank=location.rank,
+        world_size=1,
+        state="incomplete" if file.cut else "complete",
+        config=config,
+        environment={},
+        notes=notes,
+        counts={"calls": len(calls.ids), "values": sum(map(len, calls.rows)), "payload_bytes": payload_bytes},
+    )
 
-    def _manifest_of(self, source: str, payload_bytes: int, notes: tuple[str, ...], **config: Any) -> Manifest:
-        place = layout.find_dumps(self.folder)[0]
-        if self._file.cut:
-            notes += ("the last line is cut: the process ended while it was written",)
-        return Manifest(
-            format=layout.FORMAT_VERSION,
-            framework="pytorch",
-            level="op",
-            step=place.step,
-            rank=place.rank,
-            world_size=1,
-            state="incomplete" if self._file.cut else "complete",
-            config={"source": source, **config},
-            environment={},
-            notes=notes,
-            counts={"calls": len(self), "payload_bytes": payload_bytes},
-        )
 
-    def _shape(self, number: int, sizes: Any) -> tuple[int, ...]:
-        plain = isinstance(sizes, list) and len(sizes) <= _MAX_DIMS
-        if not plain or not all(type(size) is int and 0 <= size < 1 << 63 for size in sizes):
-            self._file.refuse(number, "has a shape that is no list of sizes")
-        if math.prod(sizes) >> 58:
-            self._file.refuse(number, f"has a shape with more elements than can be: {sizes}")
-        return tuple(sizes)
+def shape_of(file: Lines, number: int, sizes: Any) -> tuple[int, ...]:
+    """The shape in a row. Refuses the row where it has none."""
+    plain = isinstance(sizes, list) and len(sizes) <= _MAX_DIMS
+    if not plain or not all(type(size) is int and 0 <= size < 1 << 63 for size in sizes):
+        file.refuse(number, "has a shape that is no list of sizes")
+    if math.prod(sizes) >> 58:
+        file.refuse(number, f"has a shape with more elements than can be: {sizes}")
+    return tuple(sizes)
 
 
 def call_parts(head: str) -> tuple[str, str]:

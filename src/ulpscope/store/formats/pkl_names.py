@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ulpscope.model.names import MODULE, OPTIMIZER, SAVED
 from ulpscope.model.records import CallId, CallRecord, PathStep, Phase, Role, Value
-from ulpscope.store.reader import Dump
+from ulpscope.store.dump import Dump
 
 _PHASES = frozenset({Phase.FORWARD, Phase.BACKWARD})
 _KINDS_WITHOUT_PLACE = frozenset({OPTIMIZER, SAVED})
@@ -29,8 +29,7 @@ def api_name(dump: Dump, call: CallId) -> str:
     """`Functional_conv2d`; the user's own name for a module of `module_dump`."""
     if is_named_by_user(dump, call):
         # A native dump adds the class behind the name.
-        native = dump.manifest.config.get("source") is None
-        return (call.name.rpartition(".")[0] if native else "") or call.name
+        return (call.name.rpartition(".")[0] if dump.recorded_by == "native" else "") or call.name
     return f"{call.kind}_{call.name}"
 
 

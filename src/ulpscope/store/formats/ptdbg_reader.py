@@ -13,11 +13,13 @@ import logging
 import math
 import os
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ulpscope.model.dtypes import DTYPES, DType
+from ulpscope.model.dtypes import DTYPES
 from ulpscope.model.errors import DumpError
+from ulpscope.model.names import call_text
 from ulpscope.model.records import (
     CallId,
     CallRecord,
@@ -31,17 +33,22 @@ from ulpscope.model.records import (
     ToldStats,
     Value,
 )
-from ulpscope.store.formats.npy import narrowed, read_npy
+from ulpscope.store.files.npy import narrowed, read_npy
 from ulpscope.store.formats.pkl_lines import (
     PLACE,
     STACK,
-    LinesDump,
+    LineCalls,
+    Lines,
     call_parts,
     itemsize_of,
+    manifest_of,
     phase_of,
     plain,
+    shape_of,
     slot_of,
 )
+from ulpscope.store.mapped import StoredBits
+from ulpscope.store.run_folder import DumpLocation
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(rf"(?P<head>.+)_(?P<index>\d{{1,9}})_{PLACE}", re.DOTALL)
@@ -50,19 +57,40 @@ _NOT_KNOWN = ("Nan", "nan")
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 
-class PtdbgDump(LinesDump):
-    """One .pkl of ptdbg_ascend, with the face of a native dump. Open it with `open_dump`.
+class PtdbgDump:
+    """One .pkl of ptdbg_ascend. Open it with `open_dump`.
 
     `arrays` is the folder of the .npy files where it is not the one beside the file."""
 
-    def __init__(self, path: Path, *, arrays: Path | None = None) -> None:
-        super().__init__(path)
+    format = "ptdbg_ascend"
+
+    def __init__(self, location: DumpLocation, *, arrays: Path | None = None) -> None:
+        self.folder = location.folder
+        self.missing: set[str] = set()
+        self._file = Lines(self.folder)
+        self._calls = LineCalls()
         self._last: dict[str, int] = {}  # the row that wrote each file last
         self._read_rows()
         self._data_folder = self._find_data() if arrays is None else arrays
         self._tensors, nbytes = self._list_tensors()
         mode = self.folder.stem.removesuffix("dump").rstrip("_")
-        self.manifest = self._manifest_of("ptdbg_ascend", nbytes, (), mode=mode or "all", tensors=bool(self._tensors))
+        about = {"source": self.format, "mode": mode or "all", "tensors": bool(self._tensors)}
+        self.manifest = manifest_of(location, self._file, self._calls, (), nbytes, **about)
+
+    def ids(self) -> list[CallId]:
+        return self._calls.ids
+
+    def modules(self) -> list[str]:
+        return [""] * len(self._calls.ids)
+
+    def parent(self, call: CallRecord) -> None:
+        return None
+
+    def spelled(self, call: CallRecord) -> str:
+        return call_text(call.id)
+
+    def record(self, position: int) -> CallRecord:
+        return self._calls.record(position, self._value_of, self._origin(self._calls.ids[position]))
 
     def stack(self, call: CallRecord) -> list[Frame]:
         if call.stack is None:
@@ -80,18 +108,18 @@ class PtdbgDump(LinesDump):
             call, slot = self._parts(number, row)
             at = open_calls.get(call)
             # A slot or a stack that comes again belongs to a repeat: a second backward through the same graph.
-            taken = at is not None and (self._stacks[at] is not None if slot is None else slot in slots[call])
+            taken = at is not None and (self._calls.stacks[at] is not None if slot is None else slot in slots[call])
             if at is None or taken:
-                again = 0 if at is None else self._ids[at].again + 1
-                at = open_calls[call] = self._begin(CallId(call.kind, call.name, call.index, call.phase, again))
+                again = 0 if at is None else self._calls.ids[at].again + 1
+                at = open_calls[call] = self._calls.begin(CallId(call.kind, call.name, call.index, call.phase, again))
                 slots[call] = set()
             if slot is None:
                 whole = _is_stack(row)
                 no_stacks += not whole
-                self._stacks[at] = number if whole else None
+                self._calls.stacks[at] = number if whole else None
             else:
                 slots[call].add(slot)
-                self._rows[at].append(number)
+                self._calls.rows[at].append(number)
                 self._last[row[0]] = number
         if no_stacks:
             # Stacks only help to read the values.
@@ -110,6 +138,10 @@ class PtdbgDump(LinesDump):
         if len(row) < 6 or not isinstance(row[3], str):
             self._file.refuse(number, "is not a value; it needs a name, a step, [], a type, a shape and statistics")
         return call, slot_of(found, role=Role(found["role"]))
+
+    @cached_property
+    def _by_id(self) -> dict[CallId, int]:
+        return {call: number for number, call in reversed(list(enumerate(self._calls.ids)))}
 
     def _origin(self, call: CallId) -> int | None:
         if call.phase is not Phase.BACKWARD:
@@ -131,7 +163,7 @@ class PtdbgDump(LinesDump):
         scalar = _CLASS.fullmatch(dtype)
         if scalar is not None:
             return Value(slot, scalar[1], scalar=plain(numbers[0]), extra=extra)
-        shape = self._shape(number, [] if sizes == "[]" else sizes)
+        shape = shape_of(self._file, number, [] if sizes == "[]" else sizes)
         return Value(
             slot=slot,
             type="torch.Tensor",
@@ -193,7 +225,7 @@ class PtdbgDump(LinesDump):
             return None
         if f"{name}.npy" not in self._tensors:
             extra["missing"] = f"{name}.npy"
-            self._missing.add(extra["missing"])
+            self.missing.add(extra["missing"])
         elif self._last[name] != number:
             extra["missing"] = f"{name}.npy: a later call of the same name wrote over it"
             extra["overwritten"] = True  # by the tool itself: nothing was lost since
@@ -201,7 +233,7 @@ class PtdbgDump(LinesDump):
             return Payload(number, nbytes)
         return None
 
-    def raw(self, value: Value) -> tuple[DType, memoryview, tuple[int, ...]]:
+    def stored(self, value: Value) -> StoredBits:
         if value.payload is None or self._data_folder is None:
             raise DumpError(
                 "this value was recorded without its elements; ptdbg_ascend stores them with summary_only=False"
@@ -219,7 +251,7 @@ class PtdbgDump(LinesDump):
             raise DumpError(
                 f"{path} holds a {dtype.name} of shape {shape}; its dump says {value.dtype} of shape {value.shape}"
             )
-        return dtype, raw, shape
+        return StoredBits(dtype, raw, shape)
 
 
 def _is_stack(row: list[Any]) -> bool:

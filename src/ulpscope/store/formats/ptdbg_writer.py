@@ -20,10 +20,10 @@ import numpy as np
 from ulpscope.model.dtypes import DTYPES, DType, dtype_named
 from ulpscope.model.errors import DumpError
 from ulpscope.model.records import CallRecord, Value
-from ulpscope.store.formats.npy import write_npy
+from ulpscope.store.dump import Dump
+from ulpscope.store.files.npy import write_npy
 from ulpscope.store.formats.pkl_lines import STACK
 from ulpscope.store.formats.pkl_names import call_name, has_place, is_named_by_user, named_values
-from ulpscope.store.reader import Dump
 
 VERSION = "2.0"  # of the manual whose layout this is: `ptdbg_dump_v2.0`
 _UNKNOWN = "Nan"
