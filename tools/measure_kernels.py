@@ -26,6 +26,7 @@ import numpy
 import torch
 
 from ulpscope.analyze.calibrate import kept, table_of
+from ulpscope.analyze.limits import LOW
 from ulpscope.analyze.measured import Kernel, Key, read_table, write_table
 from ulpscope.frameworks.torch.kernel_programs import programs, run_program
 from ulpscope.replay.calibrate import where
@@ -35,9 +36,23 @@ from ulpscope.store.ledger_file import Row, find_ledgers, read_ledger
 CAPABILITIES = ("avx512", "avx2", "default")
 SCALES = (1.0, 8.0)
 TURNS = 6
-_BROKEN = ("matrix_exp",)  # in low precision, torch 2.13 returns what is not initialised
+# Wrong in low precision (torch 2.13 on a CPU): what they return has nothing to do with the right answer. No limit fits.
+_BROKEN = ("matrix_exp",)
+WRONG = frozenset({"_fused_sgd"})
 # Looked at: the kernel is as far off as this, and the reference right. Their limits are as wide as that.
-ROUGH = frozenset({"igamma", "igammac", "polygamma", "ldexp", "special_airy_ai", "special_laguerre_polynomial_l"})
+# `glu_backward` rounds between its steps, where a product in float16 may fall below the normal numbers.
+ROUGH = frozenset(
+    {
+        "igamma",
+        "igammac",
+        "polygamma",
+        "ldexp",
+        "special_airy_ai",
+        "special_laguerre_polynomial_l",
+        "special_chebyshev_polynomial_t",
+        "glu_backward",
+    }
+)
 _NUMBERS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -127,6 +142,7 @@ def main() -> None:
                 subprocess.run([sys.executable, __file__, *words], env=environment, check=False)
             for key, kernel in (read_table(part) if part.exists() else {}).items():
                 total[key] = kernel.beside(total.get(key, Kernel()))
+    total = {key: kernel for key, kernel in total.items() if key[0] not in WRONG or key[1] not in LOW}
     table = {key: kernel if key[0] in ROUGH else kept({key: kernel})[key] for key, kernel in total.items()}
     print(
         json.dumps(

@@ -25,7 +25,7 @@ def calibrate(device: str, seconds: float, output: Path | None) -> None:
     Small right programs are run forward and backward in float32, bfloat16 and float16, every kernel beside itself in float64.
     The largest errors go into a small table that `blame` reads beside the one that ships; ULPSCOPE_KERNELS says where, if not
     in the folder for caches. A kernel that does worse than a tensor core or a quick function explains is named, and its limit
-    is not widened. Exit code: 0 all is as elsewhere or explained, 1 a kernel is worse than that, 2 usage, 3 no such device.
+    is not widened. Exit code: 0 all is as elsewhere or explained, 1 a kernel is worse than that, 2 usage or no such device.
     """
     from ulpscope.replay.calibrate import measured_rows, where  # brings torch
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ulpscope.compare.mapping import Mapping, read_mapping
+from ulpscope.compat.beside import refuse_beside
 from ulpscope.compat.msprobe.comparing import (
     Wanted,
     compare_files,
@@ -38,6 +39,12 @@ _REMARK = re.compile(r'(?m)#[^"\n]*$')
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns its exit code."""
+    if Path(sys.argv[0]).stem == "msprobe":  # the command that ulpscope-dropin installs
+        try:
+            refuse_beside("mindstudio-probe", "msprobe")
+        except ImportError as error:
+            sys.stderr.write(f"{error}; `python -m ulpscope.compat.msprobe` is this command under another name\n")
+            return 2
     asked = _parser().parse_args(arguments)
     logging.basicConfig(format="%(asctime)s (%(process)d) [%(levelname)s] %(message)s", level=logging.INFO)
     try:

@@ -70,7 +70,9 @@ def _compare(asked: argparse.Namespace) -> None:
 
 def _run(asked: argparse.Namespace) -> None:
     # Brings torch, which the other commands do without.
+    from ulpscope.frameworks.torch.api_arguments import function_of
     from ulpscope.frameworks.torch.api_runner import ApiRunner, default_device, set_jit_compile
+    from ulpscope.frameworks.torch.fused_references import FUSED, is_stand_in
     from ulpscope.replay.precheck import Choice, Plan, Rule, check_dump, check_in_processes
     from ulpscope.store.registry import open_dump
 
@@ -100,6 +102,16 @@ def _run(asked: argparse.Namespace) -> None:
     runner = ApiRunner(devices[0], whole=False)
     plan = Plan(runner, Choice(white, black, asked.filter_api), Rule.MSPROBE, error_data)
     dump = open_dump(source)
+    fused = sum(
+        call.kind == "NPU" and is_stand_in(function_of(call.kind, call.name))
+        for call in set(dump.ids())
+        if call.name in FUSED
+    )
+    if fused:
+        _log.warning(
+            "%d calls are of fused operators of an NPU, and there is none here: their definition is run in float32 instead. That they pass says nothing of a device",
+            fused,
+        )
     if files is None:
         with _stamped(Path(asked.out_path), RESULT) as stamp:
             files = ResultFiles.new(Path(asked.out_path), stamp)

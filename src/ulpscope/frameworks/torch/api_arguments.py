@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.fused_references import FUSED, fused_on_cpu
 from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import PathStep, Value
 
@@ -88,9 +89,16 @@ def _aten(name: str) -> Callable[..., Any] | None:
 
 
 def _npu(name: str) -> Callable[..., Any] | None:
-    vendor = sys.modules.get("torch_npu")
-    found: Callable[..., Any] | None = getattr(vendor, name, None) if name.startswith("npu_") else None
-    return found or getattr(torch.ops.npu, name.partition(".")[0], None)
+    vendor, plain = sys.modules.get("torch_npu"), name.partition(".")[0]
+    found: Callable[..., Any] | None = (
+        getattr(vendor, plain, None) if plain.startswith("npu_") or plain in FUSED else None
+    )
+    return found or getattr(torch.ops.npu, plain, None) or (fused_on_cpu(plain) if plain in FUSED else None)
+
+
+def reference_of(kind: str, name: str) -> Callable[..., Any]:
+    """What says what a call should give: the definition of a fused operator, for any other the function itself."""
+    return FUSED[plain] if kind == "NPU" and (plain := name.partition(".")[0]) in FUSED else function_of(kind, name)
 
 
 def _vf(name: str) -> Callable[..., Any] | None:
@@ -110,7 +118,11 @@ KINDS = frozenset(_FINDERS)
 
 def is_known(name: str) -> bool:
     """Whether torch has an operator of this name, wherever it is."""
-    return any(find(name) is not None for kind, find in _FINDERS.items() if kind != "NPU") or name.startswith("npu_")
+    return (
+        any(find(name) is not None for kind, find in _FINDERS.items() if kind != "NPU")
+        or name.startswith("npu_")
+        or name in FUSED
+    )
 
 
 @functools.cache

@@ -17,7 +17,17 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
-from ulpscope.frameworks.torch.api_arguments import Arguments, Bits, Data, Path, UnrunnableError, arguments, function_of
+from ulpscope.frameworks.torch.api_arguments import (
+    Arguments,
+    Bits,
+    Data,
+    Path,
+    UnrunnableError,
+    arguments,
+    function_of,
+    reference_of,
+)
+from ulpscope.frameworks.torch.fused_references import is_stand_in
 from ulpscope.frameworks.torch.tensors import leaves
 from ulpscope.model.dtypes import Array, round_off
 from ulpscope.model.names import call_text
@@ -114,7 +124,7 @@ class _Call:
         kind, self.name = forward.id.kind, forward.id.name
         plain = self.name.partition(".")[0]
         self.runner, self.record, self.backward = runner, forward, backward
-        self.function = function_of(kind, self.name)
+        self.function, self.reference = function_of(kind, self.name), reference_of(kind, self.name)
         for trait, why in _NOT_RUN.items():
             if trait in traits(self.name):
                 raise UnrunnableError(why)
@@ -154,7 +164,7 @@ class _Call:
 
     def _called(self, given: Arguments, change: Callable[[Tensor], Tensor], device: torch.device) -> Any:
         args, kwargs = self._changed(given, change, device)
-        return self.function(*args, **kwargs)
+        return self.reference(*args, **kwargs)
 
     def _changed(self, given: Arguments, change: Callable[[Tensor], Tensor], device: torch.device) -> Arguments:
         def each(item: Any) -> Any:
@@ -219,7 +229,7 @@ class _Call:
             kwargs = {key: self._raised_dtype(item) for key, item in kwargs.items()}
         torch.manual_seed(self.runner.seed)
         with torch.set_grad_enabled(self.backward is not None), self._saving(way):
-            result = self.function(*args, **kwargs)
+            result = (self.function if way == "target" else self.reference)(*args, **kwargs)
         found = _outputs(result, (args, kwargs), self.name), sources
         self._runs[way] = found
         return found
@@ -321,6 +331,8 @@ class _Call:
     def _refuse_device(self) -> None:
         if self.runner.only_recorded:
             raise UnrunnableError("the dump does not hold what the run made of it")
+        if self.runner.recorded and is_stand_in(self.function):
+            raise UnrunnableError(f"there is no NPU here to run {self.name}; record it with its tensors")
 
     def _forward(self, way: str) -> dict[Path, Tensor]:
         return dict(self._run(way)[0])

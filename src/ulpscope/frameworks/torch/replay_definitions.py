@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ulpscope.frameworks.torch import internals
+from ulpscope.frameworks.torch.fused_references import FUSED_KERNELS
 
 
 def _lstm_layer(
@@ -366,4 +367,5 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "_fused_adam": _fused_adam(decoupled=False),
     "_fused_adamw": _fused_adam(decoupled=True),
     "_fused_sgd": fused_sgd,
+    **FUSED_KERNELS,
 }
