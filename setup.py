@@ -98,7 +98,7 @@ setup(
     setup_requires=[ZIG] if with_zig else [],
     # Without fused products the numbers of a comparison are the same on every machine.
     ext_modules=[
-        extension("measure", includes=("cpu.h", "crc.h", "half.h", "measure.h", "schema.h")),
+        extension("measure", includes=("cpu.h", "crc.h", "half.h", "measure.h", "measure_kernels.h", "schema.h")),
         extension(
             "pairs", "-ffp-contract=off", includes=("cpu.h", "crc.h", "half.h", "pairs_kernels.h", "pairs_near.h")
         ),

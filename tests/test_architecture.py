@@ -174,7 +174,7 @@ def empty_class_names(path: str, source: str) -> list[str]:
 
 def commands_that_do_the_work(path: str, source: str) -> list[str]:
     """A command is options and a few lines: what a verb does is a function of api/, which a program can call as well."""
-    if part_of(path) != "cli" or path in ("cli/blame.py", "cli/compare.py"):  # these two are next
+    if part_of(path) != "cli":
         return []
     lines = len(source.splitlines())
     found = [f"{path} has {lines} lines, a command may have {CLI_LINES}"] if lines > CLI_LINES else []

@@ -84,6 +84,25 @@ def test_a_command_runs_from_a_thread_too(tmp_path: Path) -> None:
     assert (found[0].rows, found[0].seen, found[0].exit_code) == ((), False, 4)
 
 
+def test_two_runs_and_what_they_come_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("a", TRAIN), ("b", TRAIN.replace("1000", "1"))):
+        assert api.record(command(tmp_path, words), tmp_path / name, level="mix", tensors=True) == 0
+    capfd.readouterr()
+    outcome = api.compare(tmp_path / "a", tmp_path / "b", tables="csv", output=tmp_path / "out")
+    assert (outcome.answer.exit_code, outcome.reference) == (1, str(tmp_path / "a"))
+    assert [path.name for unit in outcome.units for path in unit.artefacts] == ["compare_step0_rank0.csv"]
+    blamed = api.blame(tmp_path / "b", tmp_path / "a")
+    assert (blamed.where, blamed.steps, blamed.ranks, blamed.exit_code) == (tmp_path / "b", 1, 1, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "out", "train.py"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_program_is_judged_as_it_runs(tmp_path: Path) -> None:
+    found = api.blame(command=command(tmp_path, TRAIN.replace("1000", "1")), output=tmp_path / "ledger")
+    assert (found.exit_code, found.ended, found.judgement.first) == (0, 0, None) and found.calls > 2
+    assert api.blame(tmp_path / "ledger").calls == found.calls
+
+
 def test_a_command_that_fails_is_told_in_the_answer(tmp_path: Path) -> None:
     found = api.check_overflow(command=command(tmp_path, "raise SystemExit(7)"))
     assert (found.ended, found.seen, found.exit_code) == (7, False, 3)
@@ -92,6 +111,9 @@ def test_a_command_that_fails_is_told_in_the_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
+        (lambda: api.blame(), ConfigError, "needs a target or a command"),
+        (lambda: api.compare("a", "b", align="nam"), ConfigError, "Did you mean 'name'"),
+        (lambda: api.compare("missing", "b"), DumpError, "missing does not exist"),
         (lambda: api.check_overflow(), ConfigError, "needs a command"),
         (lambda: api.convert("missing", "to"), DumpError, "missing does not exist"),
         (lambda: api.convert("missing", "to", to="msprob"), ConfigError, "Did you mean 'msprobe'"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ulpscope
-from ulpscope.cli.compare import compared
+from ulpscope.api.comparing import compare
 from ulpscope.native import taps
 from ulpscope.report.outcome import Answer, Outcome
 
@@ -33,7 +33,7 @@ def twice(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             torch.manual_seed(0)
             with ulpscope.capture(tmp_path / name, level="mix"):
                 program()
-        outcome, _ = compared(str(tmp_path / "reference"), str(tmp_path / "target"))
+        outcome = compare(tmp_path / "reference", tmp_path / "target")
         return outcome
 
     return record

@@ -17,6 +17,8 @@ from click.testing import CliRunner
 
 import ulpscope
 from builders import DumpBuilder
+from msprobe_files import call as made_call
+from msprobe_files import tensor, write_json
 from ulpscope.cli.convert import convert
 from ulpscope.model.errors import CaptureError, DumpError
 from ulpscope.model.names import call_text, slot_text
@@ -580,3 +582,12 @@ def test_a_killed_run_is_converted_up_to_its_last_call(tmp_path: Path) -> None:
         assert len(dump) == 20
         assert np.array_equal(dump.load(dump.call("Torch.add.19.forward").values[0]), ARRAY + 19)
     assert "the last finished call" in open_dump(tmp_path / "native").ending
+
+
+@pytest.mark.parametrize("name", ["api", "api.0.forward", "Torch.x"])
+def test_a_name_that_is_none_of_a_call_does_not_stop_the_reading(tmp_path: Path, name: str) -> None:
+    sine = "Torch.sin.0.forward"
+    dump = open_dump(write_json(tmp_path, {name: made_call([tensor(7.0)], []), sine: made_call([tensor()], [])}))
+    assert [dump.name_of(each) for each in dump.calls()] == [name, sine]
+    (value,) = dump.nth(0).values
+    assert value.stats is not None and value.stats.max == 7.0

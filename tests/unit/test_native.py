@@ -103,7 +103,8 @@ def measure(module: ModuleType, tensor: torch.Tensor, flags: int = EVERYTHING):
     shape, stride = arguments(tensor)
     code = DTYPES.index(tensor.dtype)
     data = module.measure(tensor.data_ptr(), code, shape, stride, flags, 11, 22, 33)
-    return np.frombuffer(data, measuring.ROW, 1)[0], np.frombuffer(data, "<f4", offset=112)
+    row = np.frombuffer(data, measuring.ROW, 1)[0]
+    return row, np.frombuffer(data, "<f4", int(row["sketch_len"]), 112)
 
 
 def flattened(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ulpscope.api.blaming import Blamed, blame
     from ulpscope.api.checks import (
         NoiseCheck,
         OverflowCheck,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         check_overflow,
         check_ranks,
     )
+    from ulpscope.api.comparing import compare
     from ulpscope.api.converting import Converted, convert
     from ulpscope.api.drift import Chaos, chaos
     from ulpscope.api.recording import record
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from ulpscope.replay.results import OpsCheck
 
 _HOMES = {
+    **dict.fromkeys(("Blamed", "blame"), "blaming"),
+    "compare": "comparing",
     **dict.fromkeys(("NoiseCheck", "OpsCheck", "OverflowCheck"), "checks"),
     **dict.fromkeys(("check_noise", "check_ops", "check_overflow", "check_ranks"), "checks"),
     **dict.fromkeys(("Converted", "convert"), "converting"),
@@ -32,16 +36,19 @@ _HOMES = {
     **dict.fromkeys(("repro", "rerun"), "rerunning"),
 }
 __all__ = [
+    "Blamed",
     "Chaos",
     "Converted",
     "NoiseCheck",
     "OpsCheck",
     "OverflowCheck",
+    "blame",
     "chaos",
     "check_noise",
     "check_ops",
     "check_overflow",
     "check_ranks",
+    "compare",
     "convert",
     "record",
     "repro",

@@ -110,6 +110,7 @@ class Capture:
             statistics=config.statistics,
             checksum=config.checksum,
             sketch=config.sketch and config.statistics,
+            rows=config.rows and config.statistics,
             payloads=payloads,
             reuse=config.reuse,
         )

@@ -37,6 +37,7 @@ from ulpscope.store.registry import find_folders, open_dump
 @click.option("--role", "roles", multiple=True, type=click.Choice(["input", "output"]))
 @click.option("--tensors/--stats", default=None, help="Store the exact bits too, or statistics alone (the default).")
 @click.option("--checksum", is_flag=True, default=None, help="CRC-32 of every tensor.")
+@click.option("--rows", is_flag=True, help="Record two numbers for each row of a tensor, too.")
 @click.option("--no-sketch", is_flag=True, help="Leave the sketch out.")
 @click.option("--no-stacks", is_flag=True, help="Leave the Python stacks out.")
 @click.option("--queue-mb", type=int, help="Memory for tensors that wait for the disk.  [default: 64]")

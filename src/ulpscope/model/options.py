@@ -33,6 +33,7 @@ class CaptureConfig:
     phases, roles     forward, backward; input, output; empty: both
     tensors           store the exact bits of every tensor, each distinct value once
     checksum          CRC-32 of every tensor's bytes
+    rows              two floats for each row of the last dimension, by which parts of tensors are found in others
     sketch            256 floats per tensor from which two captures tell a relative error without the tensors
     reuse             measure a value once while torch says that nobody wrote to it
     overflows         keep only calls that overflow, with their tensors, and end the program at this one; -1: never end it
@@ -58,6 +59,7 @@ class CaptureConfig:
     tensors: bool = False
     checksum: bool = False
     sketch: bool = True
+    rows: bool = False
     stacks: bool = True
     reuse: bool = True
     overflows: int | None = None
@@ -239,7 +241,18 @@ _READERS: dict[str, Any] = {
     "queue_mb": _megabytes,
     **{
         name: _flag
-        for name in ("statistics", "tensors", "checksum", "sketch", "stacks", "reuse", "overwrite", "poles", "strict")
+        for name in (
+            "statistics",
+            "tensors",
+            "checksum",
+            "sketch",
+            "rows",
+            "stacks",
+            "reuse",
+            "overwrite",
+            "poles",
+            "strict",
+        )
     },
 }
 

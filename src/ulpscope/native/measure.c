@@ -1,9 +1,7 @@
 /* Reads one tensor's memory once and says what is in it: statistics, a CRC-32, a count sketch, a fingerprint.
  * Knows a pointer, a dtype code, a shape and strides; knows nothing of torch.  The row measure() writes is in schema.h;
  * measuring_fallback.py gives the same numbers in numpy: change both together.
- * The file includes itself per vector size VB and float width W (the part at the end), so that every kernel is written
- * once.  Sums run in 16 lanes whatever the vector size: a result does not depend on the machine. */
-#ifndef VB
+ * The kernels are in measure_kernels.h.  Sums run in 16 lanes whatever the vector size: a result does not depend on the machine. */
 #include "abi.h"
 #include <float.h>
 #include <math.h>
@@ -15,7 +13,8 @@
 #include "measure.h"
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows are written as they lie in memory");
 
-enum { ROW = MEASURE_BYTES, BLOCK = 2048, LANES = 16, BUCKETS = 256, CHUNK = 64, STRIPE = 1024, MAX_DIMS = 64, LARGE = 32768 };
+enum { BY_ROWS = 128 }; /* a flag; the others are the kinds of a measure */
+enum { ROW = MEASURE_BYTES, BLOCK = 2048, LANES = 16, BUCKETS = 256, CHUNK = 64, STRIPE = 1024, MAX_DIMS = 64, LARGE = 32768, NARROWEST = 8 };
 
 #define ALIAS __attribute__((may_alias))
 typedef uint8_t u8; typedef int8_t i8;
@@ -33,6 +32,7 @@ typedef struct {
     int (*scan)(const void *, size_t, Stats *, int certain);
     void (*clean)(const void *, size_t, Stats *, void *);
     void (*sketch)(const void *, uint64_t, size_t, void *);
+    void (*row)(const void *, uint64_t, size_t, double *);
     void (*half)(const void *, void *, size_t), (*bfloat)(const void *, void *, size_t);
 } Kernels;
 
@@ -61,7 +61,7 @@ static uint32_t sketch_mask[256][8];
 #define TARGET_16
 #define TARGET_32 __attribute__((target("avx2,fma,f16c")))
 #define TARGET_64 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
-#define SET(B, W) {JOIN3(scan, B, W), JOIN3(clean, B, W), JOIN3(sketch, B, W), JOIN3(half, B, W), JOIN3(bfloat, B, W)}
+#define SET(B, W) {JOIN3(scan, B, W), JOIN3(clean, B, W), JOIN3(sketch, B, W), JOIN3(row, B, W), JOIN3(half, B, W), JOIN3(bfloat, B, W)}
 #define PICK(test, a, b) ((Vector)(((Mask)(test) & (Mask)(a)) | (~(Mask)(test) & (Mask)(b))))
 #define PICK_max(a, b) PICK((a) > (b), a, b)
 #define PICK_min(a, b) PICK((a) < (b), a, b)
@@ -73,12 +73,12 @@ static uint32_t sketch_mask[256][8];
 #define LIMIT_64_64(op, a, b) _mm512_##op##_pd(a, b)
 
 #define VB 16
-#include "measure.c"
+#include "measure_kernels.h"
 #ifdef __x86_64__
 #define VB 32
-#include "measure.c"
+#include "measure_kernels.h"
 #define VB 64
-#include "measure.c"
+#include "measure_kernels.h"
 #endif
 
 /* Written once, when the module is made; read-only from then on. */
@@ -178,7 +178,6 @@ static const Dtype dtypes[] = {
     {4, 0, 2, 0, from_half},        {1, 0, 1, 0, from_e4m3},       {1, 0, 1, 0, from_e5m2},
     {1, 0, 1, 0, from_e4m3z},       {1, 0, 1, 0, from_e5m2z},      {1, 0, 1, 0, from_e8m0},
 };
-_Static_assert(MOST_OF_ROW == ROW + 4 * BUCKETS, "a row with the longest sketch");
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
 static float small_float(unsigned byte, int mantissa, int bias) {
@@ -274,12 +273,34 @@ static void add_exact_limits(Stats *s, const u64 *x, size_t n, uint64_t flip) {
     }
 }
 
+/* Two numbers of each row: the sum of its elements with signs, and their norm. */
+typedef struct {
+    size_t width, at; /* how long a row is, and where in it we are */
+    double sums[2];
+    f32 *to;
+} Rows;
+static void add_to_rows(Rows *r, const u8 *values, size_t n, int wide) {
+    for (size_t run; n; n -= run, values += run * (wide ? 8 : 4)) {
+        run = r->width - r->at < n ? r->width - r->at : n;
+        kernels[wide].row(values, r->at, run, r->sums);
+        if ((r->at += run) < r->width) continue;
+        *r->to++ = (f32)r->sums[0], *r->to++ = (f32)sqrt(r->sums[1]);
+        r->at = 0, r->sums[0] = r->sums[1] = 0;
+    }
+}
+/* How many rows there are, if they are worth it. */
+static size_t rows_of(size_t numel, const Dtype *t, long flags, int64_t width) {
+    if (!(flags & BY_ROWS) || t->integer || t->parts == 2 || width < NARROWEST || !numel) return 0;
+    size_t rows = numel / (size_t)width;
+    return rows > 1 && rows <= MOST_ROWS ? rows : 0;
+}
+
 typedef struct {
     _Alignas(64) f64 parts[BLOCK], values[BLOCK], clean[2 * BLOCK];
     _Alignas(64) u8 gathered[BLOCK * 16];
 } Scratch;
 
-static void measure_block(const Dtype *t, const u8 *raw, size_t n, Stats *s, Sketch *sketch, Scratch *b) {
+static void measure_block(const Dtype *t, const u8 *raw, size_t n, Stats *s, Sketch *sketch, Rows *rows, Scratch *b) {
     const void *values = t->widen ? (const void *)b->parts : raw;
     uint64_t before = s->nan + s->posinf;
     if (t->widen) t->widen(raw, b->parts, n * t->parts);
@@ -296,6 +317,7 @@ static void measure_block(const Dtype *t, const u8 *raw, size_t n, Stats *s, Ske
         }
     }
     if (sketch) add_to_sketch(sketch, values, n * t->parts, t->wide);
+    if (rows) add_to_rows(rows, values, n, t->wide);
 }
 
 /* The norm of float64 values whose squares leave the range: a second pass, scaled by the largest magnitude. */
@@ -342,17 +364,56 @@ static void put_stats(MeasureRow *row, const View *v, const Dtype *t, const Stat
     row->zero = s->zero;
 }
 
+/* From here on a number is what masks are made of; 0 where nothing is. */
+static double mask_limit(const Dtype *t) {
+    return t->integer || t->parts == 2 || t->item == 1 ? 0 : t->widen == from_half ? 0x1p13 : 0x1p29;
+}
+/* Statistics and a sketch of what lies below the limit, where some do not: one number of a mask is larger than all the rest. */
+static size_t put_unmasked(u8 *to, const MeasureRow *row, View v, const Dtype *t, uint32_t length, Sketch *sketch, Scratch *b) {
+    double edge[2], limit = mask_limit(t), number[4] = {-INFINITY, INFINITY, 0, 0};
+    uint64_t count[2] = {0};
+    memcpy(edge, &row->max_bits, 8), memcpy(edge + 1, &row->min_bits, 8);
+    if (!limit || (edge[0] < limit && edge[1] > -limit)) return 0;
+    memset(sketch, 0, offsetof(Sketch, sum)), clear_sums(sketch, ACCUMULATORS, t->wide);
+    for (size_t left = v.numel, n; left; left -= n) {
+        n = left < BLOCK ? left : BLOCK;
+        const void *values = next_block(&v, b->gathered, n);
+        if (t->widen) t->widen(values, b->parts, n), values = b->parts;
+        for (size_t i = 0; i < n; i++) {
+            double x = t->wide ? ((const f64 *)values)[i] : ((const f32 *)values)[i];
+            int kept = x < limit && x > -limit;
+            if (kept) {
+                count[0]++, count[1] += x == 0;
+                number[0] = x > number[0] ? x : number[0], number[1] = x < number[1] ? x : number[1];
+                number[2] += x, number[3] += x * x;
+            }
+            if (t->wide) b->clean[i] = kept ? x : 0;
+            else ((f32 *)b->clean)[i] = kept ? (f32)x : 0;
+        }
+        if (length) add_to_sketch(sketch, b->clean, n, t->wide);
+    }
+    if (!count[0]) number[0] = number[1] = 0;
+    number[0] += 0.0, number[1] += 0.0, number[3] = sqrt(number[3]);
+    memcpy(to, count, sizeof count), memcpy(to + sizeof count, number, sizeof number);
+    if (length) fold_sums(sketch, t->wide);
+    for (uint32_t k = 0; k < length; k++) ((f32 *)(to + UNMASKED_BYTES))[k] = (f32)sketch->total[k];
+    return UNMASKED_BYTES + 4 * (size_t)length;
+}
+
 static uint32_t sketch_length(size_t numel, const Dtype *t, long flags) {
     if (!(flags & SKETCH)) return 0;
     return numel < BUCKETS / t->parts ? (uint32_t)numel * t->parts : BUCKETS;
 }
-/* Fills the row but for its payload, and writes its sketch. */
-static void measure_view(const View *view, const Dtype *t, int flags, MeasureRow *row, f32 *to) {
+/* Fills the row but for its payload, and writes what follows it: its sketch, and more. Returns how long that is. */
+static size_t measure_view(const View *view, const Dtype *t, int flags, int64_t width, MeasureRow *row, u8 *to) {
     View v = *view;
     Stats s = {.imax = INT64_MIN, .imin = INT64_MAX};
     Sketch sketch;
     Scratch b;
-    uint32_t state = ~0u, length = sketch_length(v.numel, t, flags);
+    uint32_t state = ~0u, length = sketch_length(v.numel, t, flags), count = (uint32_t)rows_of(v.numel, t, flags, width);
+    f32 by_rows[2 * MOST_ROWS];
+    Rows rows = {.width = (size_t)width, .to = by_rows};
+    flags &= ~BY_ROWS;
     row->numel = v.numel;
     row->sketch_len = length;
     for (int k = 0; k < 2 * LANES; k++) s.limit[k] = k < LANES ? -INFINITY : INFINITY;
@@ -365,13 +426,18 @@ static void measure_view(const View *view, const Dtype *t, int flags, MeasureRow
         n = left < step ? left : step;
         const u8 *raw = next_block(&v, b.gathered, n);
         if (flags & CRC) state = crc_update(state, raw, n * v.item);
-        if (flags != CRC) measure_block(t, raw, n, &s, length ? &sketch : NULL, &b);
+        if (flags != CRC) measure_block(t, raw, n, &s, length ? &sketch : NULL, count ? &rows : NULL, &b);
     }
     if (flags & STATS) put_stats(row, view, t, &s, &b);
     row->crc = flags & CRC ? ~state : 0;
     row->kind = (uint32_t)flags | (flags & STATS ? t->integer : 0);
     if (length) fold_sums(&sketch, t->wide);
-    for (uint32_t k = 0; k < length; k++) to[k] = (float)sketch.total[k];
+    for (uint32_t k = 0; k < length; k++) ((f32 *)to)[k] = (f32)sketch.total[k];
+    size_t size = 4 * (size_t)length;
+    size_t more = flags & STATS ? put_unmasked(to + size, row, *view, t, length, &sketch, &b) : 0;
+    row->known = count << 1 | (more != 0);
+    memcpy(to + size + more, by_rows, 8 * (size_t)count);
+    return size + more + 8 * (size_t)count;
 }
 
 /* Fills a view; dimensions of size one go, whatever their strides, neighbours that lie as one become one.  -1 if there is no such
@@ -439,17 +505,18 @@ static void restore(PyThreadState *released) { if (released) PyEval_RestoreThrea
 
 /* NULL where one of them is not known. */
 static const Dtype *known_dtype(long code, long flags) {
-    if (code >= 0 && code < DTYPES && !(flags & ~(STATS | CRC | SKETCH))) return &dtypes[code];
-    PyErr_Format(PyExc_ValueError, "unknown dtype code %ld (known: 0 to %d) or flags %ld (known: 1, 2, 4)", code, DTYPES - 1,
+    if (code >= 0 && code < DTYPES && !(flags & ~(STATS | CRC | SKETCH | BY_ROWS))) return &dtypes[code];
+    PyErr_Format(PyExc_ValueError, "unknown dtype code %ld (known: 0 to %d) or flags %ld (known: 1, 2, 4, 128)", code, DTYPES - 1,
                  flags);
     return NULL;
 }
-/* Writes a row that begins as `row`, where payload and sketch are, and its sketch. */
-static void write_row(const View *v, const Dtype *t, long flags, MeasureRow row, char *to) {
+/* Writes a row that begins as `row`, where payload and sketch are, and what follows it; `width` is the last size. How long that is. */
+static Py_ssize_t write_row(const View *v, const Dtype *t, long flags, int64_t width, MeasureRow row, char *to) {
     PyThreadState *released = release(v->numel);
-    measure_view(v, t, (int)flags, &row, (f32 *)(to + ROW));
+    size_t size = measure_view(v, t, (int)flags, width, &row, (u8 *)to + ROW);
     restore(released);
     memcpy(to, &row, ROW);
+    return ROW + (Py_ssize_t)size;
 }
 static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     View v;
@@ -459,18 +526,19 @@ static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t cou
     for (int k = 0; k < 3 && !PyErr_Occurred(); k++) offsets[k] = PyLong_AsUnsignedLongLong(args[5 + k]);
     const Dtype *t = PyErr_Occurred() ? NULL : known_dtype(code, flags);
     if (!t || parse_view(&v, args[0], args[2], args[3], t->item)) return NULL;
-    PyObject *result = PyBytes_FromStringAndSize(NULL, ROW + 4 * (Py_ssize_t)sketch_length(v.numel, t, flags));
+    Py_ssize_t ndim = PyTuple_Size(args[2]);
+    int64_t width = ndim ? PyLong_AsLongLong(PyTuple_GetItem(args[2], ndim - 1)) : 0;
+    _Alignas(16) char to[MOST_OF_ROW];
     MeasureRow row = {.payload_offset = offsets[0], .payload_nbytes = offsets[1], .sketch_offset = offsets[2]};
-    if (result) write_row(&v, t, flags, row, PyBytes_AsString(result));
-    return result;
+    return PyBytes_FromStringAndSize(to, write_row(&v, t, flags, width, row, to));
 }
 static Py_ssize_t measure_for_c(const Measured *m, char *row) {
     View v;
     const Dtype *t = known_dtype(m->code, m->flags);
     if (m->dim > MAX_DIMS) return PyErr_SetString(PyExc_ValueError, "more than 64 sizes"), -1;
     if (!t || fill_view(&v, m->at, t->item, (Py_ssize_t)m->dim, m->sizes, m->strides)) return -1;
-    write_row(&v, t, m->flags, (MeasureRow){.payload_offset = NONE64, .sketch_offset = m->sketch_offset}, row);
-    return ROW + 4 * (Py_ssize_t)sketch_length(v.numel, t, m->flags);
+    int64_t width = m->dim ? m->sizes[m->dim - 1] : 0;
+    return write_row(&v, t, m->flags, width, (MeasureRow){.payload_offset = NONE64, .sketch_offset = m->sketch_offset}, row);
 }
 
 static void gather_bytes(View *v, size_t start, size_t nbytes, u8 *to) {
@@ -558,113 +626,3 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT, .m_name = "_measure", .m_methods = methods, .m_slots = slots};
 PyMODINIT_FUNC PyInit__measure(void) { return PyModuleDef_Init(&definition); }
-
-#elif !defined(W)
-#define W 32
-#include "measure.c"
-#define W 64
-#include "measure.c"
-static const Kernels JOIN2(kernels_, VB)[2] = {SET(VB, 32), SET(VB, 64)};
-#undef VB
-
-#else
-/* Adds n values to the statistics.  Unless `certain`, leaves them alone and returns 0 if one may not be finite, which
- * the squares tell; those of finite float64 may overflow too.  Zeros are counted by their bits, so that -0.0 is one and
- * flush-to-zero mode does not make zeros of denormals. */
-TARGET static int NAME(scan)(const void *p, size_t n, Stats *stats, int certain) {
-    typedef TYPE(f) Vector __attribute__((vector_size(VB)));
-    typedef TYPE(u) Mask __attribute__((vector_size(VB)));
-    typedef double Wide __attribute__((vector_size(VB)));
-    typedef TYPE(f) Load __attribute__((vector_size(VB), aligned(1), may_alias));
-    typedef TYPE(f) Part __attribute__((vector_size(VB / 8 * sizeof(TYPE(f))), aligned(1), may_alias));
-    enum { F = VB / sizeof(TYPE(f)), D = VB / 8, NF = LANES / F, ND = LANES / D };
-    const TYPE(f) *x = p;
-    TYPE(f) edge[2 * LANES];
-    Stats out = *stats;
-    Vector limit[2 * NF];
-    Wide sum[2 * ND];
-    Mask zero[NF] = {{0}};
-    size_t i = 0;
-    for (int k = 0; k < 2 * LANES; k++) edge[k] = (TYPE(f))out.limit[k];
-    memcpy(limit, edge, sizeof limit), memcpy(sum, out.sum, sizeof sum);
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < NF; k++) {
-            Vector v = *(const Load *)(x + i + k * F);
-            limit[k] = NAME(LIMIT)(max, v, limit[k]);
-            limit[NF + k] = NAME(LIMIT)(min, v, limit[NF + k]);
-            zero[k] += (Mask)(((Mask)v << 1) == 0);
-        }
-        for (int k = 0; k < ND; k++) {
-            Wide v = __builtin_convertvector(*(const Part *)(x + i + k * D), Wide);
-            sum[k] += v, sum[ND + k] += v * v;
-        }
-    }
-    memcpy(edge, limit, sizeof limit), memcpy(out.sum, sum, sizeof sum);
-    for (int k = 0; k < LANES; k++) out.zero += (TYPE(u))-zero[k / F][k % F];
-    for (int k = 0; i < n; i++, k++) {
-        edge[k] = x[i] > edge[k] ? x[i] : edge[k];
-        edge[LANES + k] = x[i] < edge[LANES + k] ? x[i] : edge[LANES + k];
-        out.sum[k] += (double)x[i];
-        out.sum[LANES + k] += (double)x[i] * (double)x[i];
-        out.zero += ((const TYPE(u) *)x)[i] << 1 == 0;
-    }
-    double square = 0;
-    for (int k = 0; k < LANES; k++) square += out.sum[LANES + k];
-    for (int k = 0; k < 2 * LANES; k++) out.limit[k] = edge[k];
-    if (!certain && !(square < INFINITY)) return 0;
-    *stats = out;
-    return 1;
-}
-
-/* Counts what is not finite and writes a copy with zeros there; takes the limits of the rest.  Limits are compared as
- * integers in the order of the floats: integer reductions may be reordered, and so are vectorised. */
-TARGET static void NAME(clean)(const void *p, size_t n, Stats *s, void *out) {
-    const TYPE(u) *x = p, inf = W == 64 ? (TYPE(u))0x7FF0000000000000u : 0x7F800000u, sign = (TYPE(u))1 << (W - 1);
-    TYPE(i) max = (TYPE(i))sign, min = (TYPE(i))(sign - 1);
-    TYPE(u) nan = 0, posinf = 0, neginf = 0;
-    for (size_t i = 0; i < n; i++) {
-        TYPE(u) bits = x[i], size = bits & (sign - 1);
-        TYPE(i) key = (TYPE(i))(bits & sign ? bits ^ (sign - 1) : bits);
-        TYPE(i) high = size < inf ? key : (TYPE(i))sign, low = size < inf ? key : (TYPE(i))(sign - 1);
-        nan += size > inf, posinf += bits == inf, neginf += bits == (inf | sign);
-        max = high > max ? high : max, min = low < min ? low : min;
-        ((TYPE(u) *)out)[i] = size < inf ? bits : 0;
-    }
-    s->nan += nan, s->posinf += posinf, s->neginf += neginf;
-    if (nan + posinf + neginf == n) return;
-    TYPE(u) bits[2] = {(TYPE(u))max ^ (max < 0 ? sign - 1 : 0), (TYPE(u))min ^ (min < 0 ? sign - 1 : 0)};
-    const TYPE(f) *edge = (const TYPE(f) *)bits;
-    s->limit[0] = edge[0] > s->limit[0] ? edge[0] : s->limit[0];
-    s->limit[LANES] = edge[1] < s->limit[LANES] ? edge[1] : s->limit[LANES];
-}
-
-TARGET static void NAME(sketch)(const void *p, uint64_t block, size_t blocks, void *sums) {
-    typedef TYPE(f) Vector __attribute__((vector_size(VB)));
-    typedef TYPE(u) Mask __attribute__((vector_size(VB)));
-    typedef TYPE(f) Load __attribute__((vector_size(VB), aligned(1), may_alias));
-    enum { F = VB / sizeof(TYPE(f)) };
-    const TYPE(f) *x = p;
-    uint32_t words[8];
-    Mask lane;
-    for (int k = 0; k < F; k++) lane[k] = (TYPE(u))1 << k;
-    for (uint64_t b = block; b < block + blocks; b++, x += 256) {
-        uint32_t place = b & 255, group = (uint32_t)(b >> 8);
-        uint32_t turn = (53 * (place ^ place >> 4) + (group * 0x9E3779B1u >> 24)) & 255;
-        uint32_t flip = mix32(0x6F706521u ^ (turn + 256 * (group >> 5))) >> (group & 31) & 1;
-        for (unsigned w = 0; w < 8; w++) words[w] = sketch_mask[turn][w] ^ -flip;
-        TYPE(f) *to = (TYPE(f) *)sums + b % 4 * 512 + turn;
-        for (int j = 0; j < 256; j += F) {
-            Mask minus = (Mask)((lane & (TYPE(u))(words[j >> 5] >> (j & 31))) != 0) << (W - 1);
-            *(Load *)(to + j) += (Vector)((Mask) * (const Load *)(x + j) ^ minus);
-        }
-    }
-}
-
-#define WIDEN_HALF NAME(half)
-#include "half.h"
-
-TARGET static void NAME(bfloat)(const void *p, void *out, size_t n) {
-    for (size_t i = 0; i < n; i++) ((u32 *)out)[i] = (u32)((const u16 *)p)[i] << 16;
-}
-#undef W
-#endif

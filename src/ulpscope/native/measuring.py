@@ -31,6 +31,12 @@ Each group has one block of each turn, found by arithmetic.  Blocks of one turn 
 but for their flip: a device adds such blocks as they lie, and turns their sum once.  Two elements that meet in a bucket are
 of different blocks; their signs agree by chance, for different turns by the masks, for one turn by the flips.
 
+Where an element is as large as those that masks are made of (2**29, or 2**13 of float16; not of complex, integer and 8-bit dtypes), the
+same follows of all that is smaller, as `UNMASKED`, with a sketch of the same length for which the others are 0.  `known` has bit 0
+for that.  Asked for with BY_ROWS, two float32 for each row of the last dimension come last, their count being `known >> 1`: the sum of
+its elements with signs, negated if bit j & 31 of mix(0x756C7073 ^ (8 * (j >> 8 & 255) + (j >> 5 & 7))) is set for the j-th, and
+their norm.  Only of floats, of 2 to 1024 rows of 8 elements or more.
+
 A non-finite value counts as 0.  A tensor of fewer than 256 elements has as many buckets as elements, so that its
 sketch is the tensor itself up to signs.
 """
@@ -51,6 +57,7 @@ from ulpscope.native.measuring_fallback import sketch_masks
 from ulpscope.native.schema import CRC, KIND_SIGNED, KIND_UNSIGNED, MEASURE, SKETCH, STATS
 
 __all__ = [
+    "BY_ROWS",
     "CRC",
     "HAVE_EXTENSION",
     "KIND_SIGNED",
@@ -59,16 +66,31 @@ __all__ = [
     "ROW",
     "SKETCH",
     "STATS",
+    "UNMASKED",
     "VERSION",
     "crc32",
     "fingerprint",
     "gather",
+    "mask_limit",
     "measure",
     "sketch_masks",
     "sketch_relative_l2",
 ]
 
 ROW = MEASURE.dtype
+# Asks for two numbers by row; the other flags are the kinds of a measure.
+BY_ROWS = 128
+
+# Statistics of the elements below the limit of masks.
+UNMASKED = np.dtype(
+    [("numel", "<u8"), ("zero", "<u8"), ("max", "<f8"), ("min", "<f8"), ("sum", "<f8"), ("norm", "<f8")]
+)
+_LIMITS = {"torch.float16": 2.0**13, "torch.float32": 2.0**29, "torch.bfloat16": 2.0**29, "torch.float64": 2.0**29}
+
+
+def mask_limit(dtype: str | None) -> float:
+    """From which size on elements of a dtype are taken for those of a mask; infinite where none are."""
+    return _LIMITS.get(str(dtype), float("inf"))
 
 
 def sketch_relative_l2(reference: NDArray[np.float32], target: NDArray[np.float32]) -> float:

@@ -21,6 +21,9 @@ VERSION = 2
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
+_BY_ROWS, _MOST_ROWS, _NARROWEST = 128, 1024, 8
+# From which size on a number is what masks are made of: of most dtypes, and of the one with this code.
+_LIMIT, _HALF_LIMIT, _HALF = 2.0**29, 2.0**13, 2
 _BUCKETS = 256
 _CHUNK = 64 * _BUCKETS
 _MASK_SEED, _FLIP_SEED = np.uint32(0x756C7073), np.uint32(0x6F706521)
@@ -219,6 +222,9 @@ class _Statistics:
             scaled = exact / self.scale
             self.square += float(np.dot(scaled, scaled))
 
+    def reaches(self, limit: float) -> bool:
+        return self.limits is not None and max(self.limits[0], -self.limits[1]) >= limit
+
     def put(self, row: Array, integer: int) -> None:
         high, low = self.limits if self.limits is not None else (0, 0)
         form = "<i8" if integer == KIND_SIGNED else "<u8" if integer == KIND_UNSIGNED else "<f8"
@@ -243,8 +249,9 @@ def measure(
     """The row described in `schema`, then the sketch.  ValueError for an unknown code, flag or no tensor."""
     if not 0 <= code < len(_DTYPES):
         raise ValueError(f"unknown dtype code {code}; codes are 0 to {len(_DTYPES) - 1}")
-    if flags & ~(STATS | CRC | SKETCH):
-        raise ValueError(f"unknown flags {flags}; known are 1 STATS, 2 CRC, 4 SKETCH")
+    if flags & ~(STATS | CRC | SKETCH | _BY_ROWS):
+        raise ValueError(f"unknown flags {flags}; known are 1 STATS, 2 CRC, 4 SKETCH, 128 BY_ROWS")
+    by_rows, flags = bool(flags & _BY_ROWS), flags & ~_BY_ROWS
     itemsize, integer, parts, read = _DTYPES[code]
     view = _view(ptr, itemsize, shape, stride)
     statistics, crc, sketch = _Statistics(), 0, np.zeros(_BUCKETS)
@@ -268,7 +275,42 @@ def measure(
         row["numel"], row["crc"], row["kind"] = view.size, crc, flags | (integer if flags & STATS else 0)
         row["payload_offset"], row["payload_nbytes"] = payload_offset, payload_nbytes
         row["sketch_offset"], row["sketch_len"] = sketch_offset, length
-        return row.tobytes() + sketch[:length].astype("<f4").tobytes()
+        floats = not integer and parts == 1
+        limit = (_HALF_LIMIT if code == _HALF else _LIMIT) if floats and itemsize > 1 and flags & STATS else math.inf
+        more = _unmasked(view, read, limit, length) if statistics.reaches(limit) else b""
+        rows = _rows(view, read, shape[-1]) if by_rows and shape and floats else b""
+        row["known"] = len(rows) // 8 << 1 | bool(more)
+        return row.tobytes() + sketch[:length].astype("<f4").tobytes() + more + rows
+
+
+def _unmasked(view: Array, read: Callable[[Array], Array], limit: float, length: int) -> bytes:
+    """Of the elements below the limit: how many, zeros, max, min, sum, norm, and the sketch with 0 for the others."""
+    statistics, sketch = _Statistics(), np.zeros(_BUCKETS)
+    for index, raw in enumerate(_chunks(view, _CHUNK)):
+        exact = read(raw).astype(np.float64)
+        kept = np.abs(exact) < limit
+        statistics.add(exact[kept])
+        sketch += _sketch_of(np.where(kept, exact, 0.0), index * _CHUNK // _BUCKETS)
+    row = np.zeros((), MEASURE.dtype)
+    statistics.put(row, 0)
+    counts = np.array([statistics.numel, statistics.zero], "<u8")
+    return counts.tobytes() + row.tobytes()[:32] + sketch[:length].astype("<f4").tobytes()
+
+
+def _rows(view: Array, read: Callable[[Array], Array], width: int) -> bytes:
+    """Of each row of the last dimension the sum with signs and the norm, where they are worth it."""
+    count = view.size // width if width >= _NARROWEST else 0
+    if not 1 < count <= _MOST_ROWS:
+        return b""
+    at = np.arange(width, dtype=np.uint32)
+    words = sketch_masks()[at >> np.uint32(8) & np.uint32(255), at >> np.uint32(5) & np.uint32(7)]
+    signs = 1.0 - 2.0 * (words >> (at & np.uint32(31)) & np.uint32(1))
+    found = np.zeros((count, 2))
+    for index, raw in enumerate(_chunks(view, width)):
+        exact = read(raw).astype(np.float64)
+        exact = np.where(np.isfinite(exact), exact, 0.0)
+        found[index] = float(exact @ signs), math.sqrt(float(exact @ exact))
+    return found.astype("<f4").tobytes()
 
 
 def _memory_of(buffer: Buffer) -> memoryview:

@@ -55,7 +55,7 @@ typedef struct {
     uint64_t payload_nbytes;  /* how many bytes */
     uint64_t sketch_offset;   /* where its sketch begins in sketches.bin, in bytes */
     uint32_t sketch_len;      /* how many floats */
-    uint32_t known;           /* of another tool's numbers, bits 0 to 3: which of max, min, mean and norm there are */
+    uint32_t known;           /* of another tool's numbers, bits 0 to 3: which of max, min, mean and norm there are; else what follows the sketch */
 } MeasureRow;
 _Static_assert(sizeof(MeasureRow) == 112, "no gaps");
 

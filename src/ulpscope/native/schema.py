@@ -182,7 +182,7 @@ MEASURE = _rows(
     payload_nbytes u64  how many bytes
     sketch_offset  u64  where its sketch begins in sketches.bin, in bytes
     sketch_len     u32  how many floats
-    known          u32  of another tool's numbers, bits 0 to 3: which of max, min, mean and norm there are
+    known          u32  of another tool's numbers, bits 0 to 3: which of max, min, mean and norm there are; else what follows the sketch
     """,
 )
 FRAME = _rows(

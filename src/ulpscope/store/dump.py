@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -13,8 +14,17 @@ from numpy.typing import NDArray
 from ulpscope.model.dtypes import Array, DType, bits_from, values_from
 from ulpscope.model.errors import DumpError, did_you_mean
 from ulpscope.model.names import call_text, parse_call
-from ulpscope.model.records import CallId, CallRecord, Frame, Manifest, Value
+from ulpscope.model.records import CallId, CallRecord, Frame, Manifest, Stats, Value
 from ulpscope.store.mapped import StoredBits
+
+
+@dataclass(frozen=True, slots=True)
+class Unmasked:
+    """Statistics, and the sketch, of those elements of a tensor that no mask is made of (`measuring.mask_limit`). In the sketch the
+    others are 0."""
+
+    stats: Stats
+    sketch: NDArray[np.float32] | None
 
 
 class Source(Protocol):
@@ -67,6 +77,10 @@ class Recording(Source, Protocol):
     def position(self, seq: int) -> int | None: ...
 
     def sketch(self, value: Value) -> NDArray[np.float32] | None: ...
+
+    def unmasked(self, value: Value) -> Unmasked | None: ...
+
+    def rows(self, value: Value) -> NDArray[np.float32] | None: ...
 
     def follow(self) -> bool: ...
 
@@ -195,6 +209,15 @@ class Dump:
     def sketch(self, value: Value) -> NDArray[np.float32] | None:
         """The sketch of a recorded tensor, for `measuring.sketch_relative_l2`; None when there is none. DumpError if it is gone."""
         return None if self._recording is None else self._recording.sketch(value)
+
+    def unmasked(self, value: Value) -> Unmasked | None:
+        """What the elements of a tensor are apart from those of a mask: of most tensors, all. None where that is not known."""
+        return None if self._recording is None else self._recording.unmasked(value)
+
+    def rows(self, value: Value) -> NDArray[np.float32] | None:
+        """Two numbers for each row of the last dimension, in row-major order: the sum with signs, and the norm. The sum of the
+        squares of the differences of the first is about the square of the norm of the difference. None where there are none."""
+        return None if self._recording is None else self._recording.rows(value)
 
     def sample(self, value: Value) -> Array | None:
         """The numbers that stand for a tensor where its format keeps some elements of it; None in all others."""

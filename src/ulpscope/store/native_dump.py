@@ -32,6 +32,7 @@ from ulpscope.model.records import (
     ToldStats,
     Value,
 )
+from ulpscope.native import measuring
 from ulpscope.native.schema import (
     CALL,
     CRC,
@@ -53,6 +54,7 @@ from ulpscope.native.schema import (
     VALUE,
 )
 from ulpscope.store import run_folder
+from ulpscope.store.dump import Unmasked
 from ulpscope.store.mapped import StoredBits
 from ulpscope.store.parts import parts_of, with_parts
 from ulpscope.store.registry import Format
@@ -154,7 +156,7 @@ class NativeDump:
         return found
 
     def ids(self) -> Sequence[CallId]:
-        return _Ids(self._order, lambda row: self._id(self._call_rows[row]))
+        return _Ids(self._order, self._call_rows, self._id)
 
     def modules(self) -> list[str]:
         return [self._module(number) for number in self._calls["module"][self._order].tolist()]
@@ -197,12 +199,49 @@ class NativeDump:
         if value.measure is None:
             return None
         row = self._measures[value.measure]
-        start, size = int(row["sketch_offset"]), int(row["sketch_len"]) * 4
-        if not size:
+        return self._floats(int(row["sketch_offset"]), int(row["sketch_len"]))
+
+    def _floats(self, start: int, count: int) -> NDArray[np.float32] | None:
+        if not count:
             return None
-        if start + size > len(self._sketches):
-            raise DumpError(f"{self.folder / run_folder.SKETCHES} ends before byte {start + size}: the file is cut")
-        return np.frombuffer(memoryview(self._sketches).toreadonly(), dtype="<f4", count=size // 4, offset=start)
+        if start + 4 * count > len(self._sketches):
+            raise DumpError(
+                f"{self.folder / run_folder.SKETCHES} ends before byte {start + 4 * count}: the file is cut"
+            )
+        return np.frombuffer(memoryview(self._sketches).toreadonly(), dtype="<f4", count=count, offset=start)
+
+    def _follows(self, value: Value) -> tuple[int, int, bool, int]:
+        """What follows the sketch of a measured value: from which byte on, the sketch's length, whether there are statistics of what
+        is unmasked, and how many rows."""
+        row = self._measures[value.measure]
+        follows = 0 if row["kind"] & TOLD else int(row["known"])
+        length = int(row["sketch_len"])
+        return int(row["sketch_offset"]) + 4 * length, length, bool(follows & 1), follows >> 1
+
+    def unmasked(self, value: Value) -> Unmasked | None:
+        stats = value.stats
+        if value.measure is None or not isinstance(stats, Stats):
+            return None
+        start, length, is_there, _ = self._follows(value)
+        limit = measuring.mask_limit(value.extra.get("stored_dtype", value.dtype))
+        if not is_there:
+            reaches = max(stats.finite_max, -stats.finite_min) >= limit
+            return None if reaches else Unmasked(stats, self.sketch(value))
+        found = self._floats(start, measuring.UNMASKED.itemsize // 4)
+        assert found is not None
+        numel, zero, high, low, total, norm = found.view(measuring.UNMASKED)[0].tolist()
+        return Unmasked(
+            Stats(numel, high, low, total, norm, zero_count=zero),
+            self._floats(start + measuring.UNMASKED.itemsize, length),
+        )
+
+    def rows(self, value: Value) -> NDArray[np.float32] | None:
+        if value.measure is None:
+            return None
+        start, length, is_there, count = self._follows(value)
+        start += (measuring.UNMASKED.itemsize + 4 * length) * is_there
+        found = self._floats(start, 2 * count)
+        return None if found is None else found.reshape(count, 2)
 
     # --- rows into records --------------------------------------------------------------------------------------
 
@@ -388,17 +427,17 @@ class _Tuples:
 class _Ids(Sequence[CallId]):
     """The names of calls, each made when it is asked for."""
 
-    def __init__(self, order: NDArray[Any], name: Callable[[int], CallId]) -> None:
-        self._order, self._name = order, name
+    def __init__(self, order: NDArray[Any], rows: _Tuples, name: Callable[[tuple[Any, ...]], CallId]) -> None:
+        self._order, self._rows, self._name = order, rows, name
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __getitem__(self, position: Any) -> Any:
-        return self._name(int(self._order[position]))
+        return self._name(self._rows[int(self._order[position])])
 
     def __iter__(self) -> Iterator[CallId]:
-        return map(self._name, self._order.tolist())
+        return (self._name(self._rows[row]) for row in self._order.tolist())
 
 
 def _joined(old: bytearray, new: bytearray) -> bytearray:

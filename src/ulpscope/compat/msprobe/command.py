@@ -83,7 +83,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("-i", "--input_path", required=True, metavar="FILE", help="compare.json: npu_path, bench_path, stack_path.")
-    option("-o", "--output_path", default="./output", metavar="FOLDER", help="Where the result goes. [./output]")
+    here = "./output"  # also for a -o without a folder
+    option(
+        "-o",
+        "--output_path",
+        nargs="?",
+        default=here,
+        const=here,
+        metavar="FOLDER",
+        help=f"Where the result goes. [{here}]",
+    )
     option("-s", "--stack_mode", action="store_true", help="With stack_path: show NPU_Stack_Info.")
     option("-c", "--compare_only", action="store_true", help="No advice.")
     option("-f", "--fuzzy_match", action="store_true", help="Match calls that differ in their number only.")

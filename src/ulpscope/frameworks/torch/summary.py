@@ -78,13 +78,14 @@ class TorchMeasurer:
     leaf_types = frozenset({Tensor, Parameter, int, float, bool, str, type(None)})
 
     def __init__(
-        self, sink: Sink, *, statistics: bool, checksum: bool, sketch: bool, payloads: bool, reuse: bool
+        self, sink: Sink, *, statistics: bool, checksum: bool, sketch: bool, rows: bool, payloads: bool, reuse: bool
     ) -> None:
         self._sink = sink
         self._flags = (
             (measuring.STATS if statistics else 0)
             | (measuring.CRC if checksum else 0)
             | (measuring.SKETCH if sketch else 0)
+            | (measuring.BY_ROWS if rows else 0)
         )
         self._payloads = payloads
         self._reuse = reuse
@@ -368,7 +369,9 @@ class TorchMeasurer:
         gauge = self._gauges.get(value.get_device())
         if gauge is None:
             pool = _POOL if self._payloads else 0
-            gauge = self._gauges[value.get_device()] = CudaGauge(self._sink, value.device, self._flags, pool)
+            gauge = self._gauges[value.get_device()] = CudaGauge(
+                self._sink, value.device, self._flags & ~measuring.BY_ROWS, pool
+            )
         return gauge
 
     # --- everything else ----------------------------------------------------------------------------------------

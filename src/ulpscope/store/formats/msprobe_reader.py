@@ -183,6 +183,8 @@ class MsprobeDump:
 
     def _parsed_id(self, file: JsonEntries, name: str) -> CallId:
         found = call_named(name)
+        if found is None and any(map(call_named, file.names)):
+            found = CallId(_UNNAMED, name, 0, Phase.FORWARD)
         if found is None or (found.index | found.again) >> 32:
             self._refuse(
                 file.path.name, name[:200], "is not the name of a call; a name looks like Functional.conv2d.0.forward"
@@ -286,6 +288,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DumpError(f"{path} cannot be read: it holds no object")
     return content
+
+
+# The kind of an entry whose name is no name of a call: among others that are, it is read like them.
+_UNNAMED = "Unnamed"
 
 
 def call_named(name: str) -> CallId | None:
