@@ -76,10 +76,10 @@ CALLS = {
     "known_tensors",
     "measured",
 }
-GRADIENTS = {"native_edges", "single_nodes", "several_nodes", "hung", "hooks", "parts", "silenced"}
+GRADIENTS = {"single_nodes", "several_nodes", "entered", "hooks", "parts"}
 MODULES = {"modules", "known_modules", "arrivals"}
 EXPECTED: dict[str, set[str]] = {
-    "capture op": CALLS | GRADIENTS | {"native_attributes", "silent_calls", "known_parts", "resizable"},
+    "capture op": CALLS | GRADIENTS | {"native_attributes", "silent_calls", "known_parts"},
     "capture mix": CALLS | GRADIENTS | MODULES,
     "capture module": GRADIENTS | MODULES | {"calls_of_modules_only", "measured", "older_nodes"},
     "capture only": {"left_out_calls", "calls"},

@@ -98,9 +98,25 @@ def one_rounding_for_all() -> None:
         nn.BatchNorm2d(64)(torch.randn(4, 64, 8, 8) * 0.2)
 
 
+@torch.enable_grad()
+def a_scale_that_is_too_large() -> None:
+    """The first steps of a scaler of gradients in float16: they overflow, and are left out."""
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=1)
+    for _ in range(6):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(net(torch.randn(32, 64) * 3), torch.arange(32) % 10)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+
+
 @pytest.mark.parametrize(
     "run",
     [
+        a_scale_that_is_too_large,
         in_place,
         with_numbers,
         small_rows,

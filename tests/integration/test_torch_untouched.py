@@ -57,6 +57,7 @@ FUNCTIONS: dict[str, Any] = {
     "all_reduce": torch.distributed.all_reduce,
     "all_gather": torch.distributed.all_gather,
     "_engine_run_backward": torch.autograd.graph._engine_run_backward,
+    "_register_hook": torch.autograd.function._HookMixin._register_hook,
     "Tensor.backward": torch.Tensor.backward,
     "F.softmax": F.softmax,
 }

@@ -95,7 +95,7 @@ def _theory(row: Row, measure: Measure) -> Limit:
         # The reciprocal root, or a mean, is rounded once for many results: these lean together.
         return Limit(1.0, 4.0, 0.2) if low else Limit(4.0, 32.0, 1.2)
     if name.startswith("upsample") and low:
-        return Limit(1.6, 10.0, 0.2)  # CUDA adds the few terms of a gradient one by one
+        return Limit(1.6, 10.0, 1.2)  # few terms, one by one on CUDA; their weights are rounded, each for many results
     if name == "convolution_backward" and not low:
         # Sums over all samples and places, one by one on some devices, in tensor cores that drop digits on others.
         return Limit(2.0 + length, 16.0 + 12.0 * length, 0.4 + 0.02 * length)

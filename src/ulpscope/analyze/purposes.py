@@ -66,7 +66,8 @@ class _Paths:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._readers: defaultdict[_Call, list[Row]] = defaultdict(list)
-        self._updates = any(row.phase == "optimizer" for row in rows)
+        # Who updates, or looks for such gradients to leave the update out, tells by the weights whether there was harm.
+        self._updates = any(row.phase == "optimizer" or row.name.startswith("_amp_") for row in rows)
         for row in rows:
             for op, dtypes, index in row.poles or ():
                 self._readers[row.rank, op, dtypes, index].append(row)

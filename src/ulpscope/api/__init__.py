@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from ulpscope.api.comparing import compare
     from ulpscope.api.converting import Converted, convert
+    from ulpscope.api.corresponding import correspondence
     from ulpscope.api.drift import Chaos, chaos
     from ulpscope.api.recording import record
     from ulpscope.api.rerunning import repro, rerun
@@ -31,6 +32,7 @@ _HOMES = {
     **dict.fromkeys(("NoiseCheck", "OpsCheck", "OverflowCheck"), "checks"),
     **dict.fromkeys(("check_noise", "check_ops", "check_overflow", "check_ranks"), "checks"),
     **dict.fromkeys(("Converted", "convert"), "converting"),
+    "correspondence": "corresponding",
     **dict.fromkeys(("Chaos", "chaos"), "drift"),
     "record": "recording",
     **dict.fromkeys(("repro", "rerun"), "rerunning"),
@@ -50,6 +52,7 @@ __all__ = [
     "check_ranks",
     "compare",
     "convert",
+    "correspondence",
     "record",
     "repro",
     "rerun",

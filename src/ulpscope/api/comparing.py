@@ -22,7 +22,7 @@ from ulpscope.findings.ranks import explain_later, origin
 from ulpscope.model.errors import ConfigError, DumpError, did_you_mean
 from ulpscope.model.records import CallRecord, Frame
 from ulpscope.report.csv import write_csv
-from ulpscope.report.outcome import Outcome, UnitOutcome
+from ulpscope.report.outcome import Answer, Outcome, UnitOutcome
 from ulpscope.report.rows import COLUMNS, rows_of
 from ulpscope.report.table import Sheet
 from ulpscope.report.xlsx import write_xlsx
@@ -128,7 +128,7 @@ def advice_on(outcome: Outcome) -> Advice:
     """What to do next, and why."""
     several = len(outcome.units) > 1
     alone = None
-    for unit in reversed(outcome.units):
+    for unit in reversed(outcome.units) if outcome.answer is not Answer.AGREES else ():
         for name, why in unit.divergence.alone[:1]:
             run = outcome.target if why.startswith("the reference") else outcome.reference
             alone = (f"{run} --step {unit.divergence.step} --rank {unit.divergence.rank}" if several else run), name

@@ -34,7 +34,7 @@ from ulpscope.store.run_folder import write_json
     type=click.Choice([each.value for each in Align]),
     default=Align.VALUES.value,
     show_default=True,
-    help="Which calls belong together: same place in the same module, same name, or same name without its number.",
+    help="Which calls belong together: by place and by the values they read, same name, or same name without its number.",
 )
 @click.option(
     "--mapping", type=click.Path(exists=True, dir_okay=False), help="YAML: name in TARGET: name in REFERENCE."

@@ -18,6 +18,7 @@ from ulpscope.model.errors import CRASHED, UlpscopeError, crash_text
 VERBS = {
     "capture": "Record a program: runs any command with capture on.",
     "compare": "Two runs: where they stop agreeing, and by how much.",
+    "map": "Which modules and values of two programs are the same, whatever they are called.",
     "blame": "The operator that introduced an error, by running every kernel again.",
     "calibrate": "What the kernels of this device do, for the limits of `blame`.",
     "replay": "One recorded call, run again on its recorded inputs.",

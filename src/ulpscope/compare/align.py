@@ -107,6 +107,7 @@ class _Groups:
         groups = self._grouped(self._reference, self._left, {}), self._grouped(self._target, self._right, {})
         modules = all(any(group[0] for group in side) for side in groups)
         if self._values is not None and modules and groups[0].keys() != groups[1].keys():
+            self._values.is_apart = True
             groups = groups[0], self._grouped(self._target, self._right, self._values.modules)
         if self._values is None or not modules:
             # Without modules on both sides there is one place for all.
@@ -116,6 +117,8 @@ class _Groups:
             len(groups[0].get(group, ())) == len(groups[1].get(group, ()))
             for group in groups[0].keys() | groups[1].keys()
         )
+        if self._values is not None:
+            self._values.is_apart |= not same
         partner: list[int | None] = [None] * len(self._right)
         number: dict[CallId, int] = {}
         for group, places in groups[1].items():

@@ -45,8 +45,8 @@ class Anchors:
         return bool(self.kind[node])
 
 
-def find_anchors(reference: ValueGraph, target: ValueGraph) -> Anchors:
-    """All values of the target that the reference has too."""
+def find_anchors(reference: ValueGraph, target: ValueGraph, *, with_relations: bool = True) -> Anchors:
+    """All values of the target that the reference has too; `with_relations`: also those that are made of several."""
     coarse = max(_coarsest(reference), _coarsest(target)) > _LOW
     least, most = _COARSE if coarse else _FINE
     if coarse_settings(reference.dump.manifest, target.dump.manifest):
@@ -61,7 +61,8 @@ def find_anchors(reference: ValueGraph, target: ValueGraph) -> Anchors:
     forward = target.phase != BACKWARD
     taken = np.zeros(len(reference), dtype=bool)
     taken[found[1]] = True
-    for mine, theirs, apart in pooled(reference, target, kind > 0, taken, (most, by_statistics)):
+    together = pooled(reference, target, kind > 0, taken, (most, by_statistics)) if with_relations else ()
+    for mine, theirs, apart in together:
         for node in mine:
             if apart < error[node]:
                 error[node], kind[node], partners[node] = apart, STATISTICS, theirs

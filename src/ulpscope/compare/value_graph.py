@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ulpscope.model.dtypes import round_off
-from ulpscope.model.names import FILLS, INIT, MODULE, OPTIMIZER
+from ulpscope.model.names import INIT, MODULE, OPTIMIZER
 from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import CallId, CallRecord, Phase, Role, Slot, Value
 from ulpscope.store.dump import Dump
@@ -35,7 +35,7 @@ def is_overwritten(call: CallId, slot: Slot) -> bool:
     if call.phase is Phase.BACKWARD and call.kind != "Aten":
         return False
     if slot.path == (0,):
-        return call.kind == INIT or call.name.partition(".")[0] in FILLS
+        return call.kind == INIT or Trait.FILLS in traits(call.name)
     return slot.path[:1] == ("out",) or (call.kind == INIT and slot.path == ("tensor",))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from ulpscope.compare.anchors import Anchors, find_anchors
@@ -29,6 +29,8 @@ class Values:
 
     def __init__(self, reference: Dump, target: Dump) -> None:
         self._dumps = reference, target
+        # Whether some calls have no counterpart: only then values are looked for that are made of several.
+        self.is_apart = False
 
     @cached_property
     def reference(self) -> ValueGraph:
@@ -45,7 +47,7 @@ class Values:
 
     @cached_property
     def anchors(self) -> Anchors:
-        return find_anchors(self.reference, self.target)
+        return find_anchors(self.reference, self.target, with_relations=self.is_apart)
 
     @cached_property
     def contents(self) -> list[int]:
@@ -63,7 +65,7 @@ class Values:
     def modules(self) -> dict[str, str]:
         """Of modules of the target their names in the reference: the same where both have it, else the one that gives the same from
         the same. What holds in one layer is expected in all."""
-        ours, theirs = (_modules(dump) for dump in self._dumps[::-1])
+        ours, theirs = (module_paths(dump) for dump in self._dumps[::-1])
         known = {name: name for name in ours if name in theirs}
         lacking = [name for name in ours if name not in theirs]
         if not lacking or len(known) == len(theirs):
@@ -88,7 +90,19 @@ class Values:
                 votes[name, other] += weight
                 if _NUMBER.findall(name) == _NUMBER.findall(other):
                     patterns[_NUMBER.sub("#", name), _NUMBER.sub("#", other)] += weight
+        for name, other in self._makers(lacking, free):
+            votes[name, other] += 1
+            if _NUMBER.findall(name) == _NUMBER.findall(other):
+                patterns[_NUMBER.sub("#", name), _NUMBER.sub("#", other)] += 1
         return _settled(votes, patterns, lacking, free)
+
+    def _makers(self, lacking: set[str], free: set[str]) -> Iterator[tuple[str, str]]:
+        """The modules in which the two sides make the same value: of runs without calls of modules there is nothing better."""
+        theirs, ours = (list(map(plain_module, dump.modules())) for dump in self._dumps)
+        for node, partners in self.anchors.partners.items():
+            mine, other = int(self.target.maker[node]), int(self.reference.maker[partners[0]])
+            if len(partners) == 1 and mine >= 0 and other >= 0 and ours[mine] in lacking and theirs[other] in free:
+                yield ours[mine], theirs[other]
 
 
 def _settled(
@@ -113,7 +127,8 @@ def _settled(
     return found
 
 
-def _modules(dump: Dump) -> list[str]:
+def module_paths(dump: Dump) -> list[str]:
+    """The paths of all modules of a dump, without what wrappers add, in the order in which they are seen."""
     names = [plain_module(call.name).rpartition(".")[0] for call in dump.ids() if call.kind == MODULE]
     return list(dict.fromkeys([*names, *map(plain_module, dump.modules())]))
 

@@ -15,15 +15,17 @@ from ulpscope.compare.comparison import CallComparison, Code, Comparison, Level
 from ulpscope.compare.settings import SettingDifference
 from ulpscope.compare.value_graph import FILLED, is_overwritten, key_of
 from ulpscope.compare.values import Values
+from ulpscope.findings.agreement import Agreement, Pairs
 from ulpscope.findings.exchange import KIND, Side, is_inside, parts_of
 from ulpscope.findings.model import Divergence, Finding, Status
 from ulpscope.findings.outside import Outside, Strand, marks_of
-from ulpscope.findings.regions import Agreement, Pairs, first_lost
+from ulpscope.findings.regions import first_lost
 from ulpscope.findings.rounding import coarsest, is_rounding, limit_of, rounded
 from ulpscope.findings.rules import LOST, said_of
 from ulpscope.findings.steadiness import Choice, coarsest_of, is_choice, is_near
 from ulpscope.findings.view import (
     CallView,
+    argument_text,
     changed_argument,
     is_tensor,
     is_unknown,
@@ -128,7 +130,7 @@ class Search:
             found.remarks.insert(0, (call_text(view.call), text))
         if each is None or len(found.remarks) >= _FEW:
             return
-        text = f"{slot_of(each)} is {each.verdict.text}" if each is view.changed else f"{slot_of(each)} differs"
+        text = argument_text(each) if each is view.changed else f"{slot_of(each)} differs"
         if all(not told.startswith(text) for _, told in found.remarks):
             found.remarks.append((call_text(view.call), f"{text}; what it gives agrees"))
 
@@ -167,7 +169,7 @@ class Search:
         if match.reference is None:
             return view, self._of(view, Status.UNMATCHED, match.why)
         if changed is not None:
-            return view, self._of(view, Status.SOURCE, f"{slot_of(changed)} is {changed.verdict.text}")
+            return view, self._of(view, Status.SOURCE, argument_text(changed))
         if source is not None:
             return view, self._of(view, Status.SOURCE, f"{slot_of(source)} differs, and no recorded call wrote it")
         if got is Side.DIFFERS:
@@ -237,6 +239,10 @@ class Search:
         self._choose()
         if found.steadiness.choice is None and self._values is not None:
             first_lost(self._values, self._pairs, found)
+        if self._values is None:
+            found.unsure |= bool(found.statuses[Status.UNMATCHED])  # nobody can say what these calls made
+        elif self._values.is_apart:
+            found.modules = {mine: theirs for mine, theirs in self._values.modules.items() if mine != theirs}
         return found
 
     def _drop_outer(self) -> None:

@@ -15,38 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ulpscope.compare.comparison import CallComparison, Comparison
+from ulpscope.model.operators import ROLES_OF_COLLECTIVES, Place, Roles
 from ulpscope.model.records import CallId, CallRecord, PathStep, Phase, Role
 
 KIND = "Distributed"
-Place = tuple[int, str]
 
-# Arguments by position and keyword: buffers that are written and not read, the one rank that gives or gets, the peer.
-_OVERWRITTEN: dict[str, Place] = {
-    "recv": (0, "tensor"),
-    "irecv": (0, "tensor"),
-    "scatter": (0, "tensor"),
-    "all_gather": (0, "tensor_list"),
-    "all_gather_into_tensor": (0, "output_tensor"),
-    "_all_gather_base": (0, "output_tensor"),
-    "all_gather_coalesced": (0, "output_tensor_lists"),
-    "gather": (1, "gather_list"),
-    "reduce_scatter": (0, "output"),
-    "reduce_scatter_tensor": (0, "output"),
-    "_reduce_scatter_base": (0, "output"),
-    "all_to_all": (0, "output_tensor_list"),
-    "all_to_all_single": (0, "output"),
-}
-_ONE_GIVES: dict[str, Place] = {"broadcast": (1, "src"), "scatter": (2, "src")}
-_ONE_GETS: dict[str, Place] = {"reduce": (1, "dst"), "gather": (2, "dst")}
-_SENDS: dict[str, Place] = {"send": (1, "dst"), "isend": (1, "dst")}
-_RECEIVES: dict[str, Place] = {"recv": (1, "src"), "irecv": (1, "src")}
 _TAG: Place = (3, "tag")
-# What torch calls by the same names inside a communication call, where a dump does not say inside what a call was made.
-# torch.gather and torch.scatter are other functions.
-_INNER = ({*_OVERWRITTEN, *_SENDS, "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "barrier"}) - {
-    "gather",
-    "scatter",
-}
+_NO_ROLES = Roles()
 _BATCH, _BATCH_SENDS = "batch_isend_irecv", "isend"
 
 
@@ -154,12 +129,13 @@ def parts_of(comparison: CallComparison, rank: int) -> tuple[Part, ...]:
     if name == _BATCH:
         return _messages(ins, outs, rank)
     way = _way(name, ins, rank)
-    root = _ONE_GIVES.get(name) or _ONE_GETS.get(name)
+    roles = ROLES_OF_COLLECTIVES.get(name, _NO_ROLES)
+    root = roles.gives or roles.gets
     one = None if root is None else _rank_at(ins, root)
     if one is not None and one != rank:
         # What the others of a broadcast hold before it, and what the others of a reduce hold after it, is nothing.
-        ins, outs = (ins, []) if name in _ONE_GETS else ([], outs)
-    overwritten = _OVERWRITTEN.get(name, ())
+        ins, outs = (ins, []) if roles.gets else ([], outs)
+    overwritten = () if roles.reads_it or roles.writes is None else roles.writes
     given = tuple(each for each in ins if each.slot.path[0] not in overwritten)
     return (Part(way, given, () if way.direction is Direction.SEND else tuple(outs)),)
 
@@ -168,7 +144,9 @@ def is_inside(call: CallRecord, communication: int | None) -> bool:
     """Whether a call belongs to the communication call with the number `communication`: it only hands values on."""
     if communication is not None and call.parent == communication:
         return True
-    return call.id.kind == "Torch" and call.id.name in _INNER
+    # What torch calls by the same names inside a communication call, where a dump does not say inside what a call was made.
+    roles = ROLES_OF_COLLECTIVES.get(call.id.name) if call.id.kind == "Torch" else None
+    return roles is not None and not roles.apart
 
 
 def is_group(each: Comparison) -> bool:
@@ -183,9 +161,10 @@ def is_group(each: Comparison) -> bool:
 
 def _way(name: str, ins: list[Comparison], rank: int) -> Way:
     members, label = _group(ins)
-    for table, direction in ((_SENDS, Direction.SEND), (_RECEIVES, Direction.RECEIVE)):
-        if name in table:
-            peer = _rank_at(ins, table[name], members)
+    roles = ROLES_OF_COLLECTIVES.get(name, _NO_ROLES)
+    for place, direction in ((roles.sends_to, Direction.SEND), (roles.comes_from, Direction.RECEIVE)):
+        if place is not None:
+            peer = _rank_at(ins, place, members)
             ends = (rank, peer) if direction is Direction.SEND else (peer, rank)
             if None in ends:
                 # From anyone: who sent is not recorded.

@@ -33,6 +33,38 @@ class Status(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class CallPlace:
+    """A call, the module that it ran in, and where it is written."""
+
+    call: str
+    module: str
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A value that both runs have: which calls made it, how many elements it has, how far the two are apart."""
+
+    reference: str
+    target: str
+    numel: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The calls of both sides between values that both have: the first of each, and how many there are."""
+
+    reference: tuple[CallPlace, ...]
+    target: tuple[CallPlace, ...]
+    before: tuple[Anchor, ...]
+    after: tuple[Anchor, ...]
+    of_target: int
+    of_reference: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A call to look at: what went in and came out, and how much of it was to be expected."""
 
@@ -46,6 +78,7 @@ class Finding:
     text: str
     # Where to look, if that is not the module that the call ran in.
     module: str = ""
+    beside: Beside | None = None
 
     @property
     def where(self) -> str:
@@ -85,6 +118,8 @@ class Divergence:
     remarks: list[tuple[str, str]] = field(default_factory=list)
     # What a precision setting explains: in words, and the largest error of it.
     settings: dict[str, float] = field(default_factory=dict)
+    # Modules that are called otherwise in the reference, by their name in the target.
+    modules: dict[str, str] = field(default_factory=dict)
     steadiness: Steadiness = field(default_factory=Steadiness)
     passings: Passings = field(default_factory=Passings)
     worst: Finding | None = None

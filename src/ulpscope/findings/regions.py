@@ -8,8 +8,6 @@ call; what the other side computes from the same values, and nobody finds again,
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,68 +17,28 @@ from numpy.typing import NDArray
 from ulpscope.compare.anchors import SKETCH, STATISTICS, sketch_apart
 from ulpscope.compare.comparison import CallComparison, Code, Comparison, How, Level, Match
 from ulpscope.compare.engine import compare_calls
-from ulpscope.compare.value_graph import BACKWARD, FEW, FILLED, FORWARD, STEP, key_of
+from ulpscope.compare.value_graph import BACKWARD, FEW, FORWARD, STEP
 from ulpscope.compare.values import Values, plain_module
+from ulpscope.findings.agreement import Agreement, Pairs
+from ulpscope.findings.beside import anchor_of, place_of, plain_name
 from ulpscope.findings.exchange import KIND
-from ulpscope.findings.model import Divergence, Finding, Status
-from ulpscope.findings.view import CallView, changed_argument, is_number, most, parted, slot_of
-from ulpscope.model.names import MODULE, OPTIMIZER, call_text, is_within, slot_text
-from ulpscope.model.records import CallRecord, Phase, Role, Value
+from ulpscope.findings.model import Beside, Divergence, Finding, Status
+from ulpscope.findings.view import argument_text, changed_argument, is_number, most, parted, slot_of
+from ulpscope.model.names import OPTIMIZER, call_text, is_within, slot_text
+from ulpscope.model.records import CallRecord, Role
 
 _SHOWN = 6
+# An error that rounding of float32 explains anywhere.
+_LEAST = 1.6e-5
 # So far may two implementations of an optimizer's step be apart.
 _STEP = 0.05
-
-
-class Agreement(enum.IntEnum):
-    """What comparing a call with its counterpart said of what it wrote. FOLLOWS: by no more than what it read explains."""
-
-    UNKNOWN = 0
-    AGREES = 1
-    FOLLOWS = 2
-    DIFFERS = 3
-
-
-@dataclass(slots=True)
-class Pairs:
-    """What comparing call by call said of the target's values; and which call went with which."""
-
-    said: dict[Hashable, Agreement] = field(default_factory=dict)
-    partner: dict[int, int] = field(default_factory=dict)
-
-    def see(self, view: CallView, how: Agreement) -> None:
-        match = view.comparison.match
-        if match.reference is None or match.target is None:
-            return
-        self.partner[match.target.seq] = match.reference.seq
-        late = view.call.kind == MODULE and view.call.phase is Phase.BACKWARD
-        read = {key_of(each.target) for each in view.ins if each.target is not None}
-        for each in view.outs:
-            key = None if each.target is None else key_of(each.target)
-            if key in read and view.call.kind != MODULE:
-                continue  # a view of what it read: that was said before
-            if key is None or not how or Code.SHAPE in each.verdict.codes:
-                continue  # of another shape it may be the same all the same
-            if each.verdict.level not in (Level.UNKNOWN, Level.UNMATCHED):
-                fails = each.verdict.level is Level.FAIL or how is Agreement.FOLLOWS
-                said = how if fails else Agreement.AGREES
-                self.said[key] = self.said.get(key, said) if late else said
-        for each in view.ins:
-            if each.target is not None and each.verdict.level in (Level.PASS, Level.WARN):
-                key = key_of(each.target)
-                if key is not None and not _is_filled(each.target):
-                    self.said.setdefault(key, Agreement.AGREES)
-
-
-def _is_filled(value: Value) -> bool:
-    stats = value.stats
-    return stats is not None and stats.norm is not None and stats.norm >= FILLED
 
 
 def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
     """Adds the call, or calls, where values were lost; takes away what came back."""
     if not found.findings and not found.statuses[Status.UNMATCHED] and not found.statuses[Status.INHERITED]:
         return
+    values.is_apart |= bool(found.statuses[Status.UNMATCHED])
     lost = _Lost(values, pairs)
     kept, dropped = _parted(lost, found)
     region = lost.first()
@@ -97,7 +55,7 @@ def first_lost(values: Values, pairs: Pairs, found: Divergence) -> None:
         region = None
     if region is not None:
         # A call that holds others is named by what is lost inside it.
-        kept = [each for each in kept if lost.is_leaf(each.comparison.match.call)]
+        kept = [each for each in kept if each.call.kind == KIND or lost.is_leaf(each.comparison.match.call)]
     for each in dropped:
         found.statuses[each.status] -= 1
         found.statuses[Status.ELSEWHERE] += 1
@@ -177,6 +135,10 @@ class _Lost:
         return self._steps_differ
 
     @cached_property
+    def _gradients(self) -> set[int]:
+        return self._target.gradient_nodes
+
+    @cached_property
     def _steps_differ(self) -> bool:
         graph = self._target
         return any(
@@ -204,7 +166,8 @@ class _Lost:
         if finding.status is Status.SOURCE and not number and not any(self._target.unit[node] > 0 for node in nodes):
             return True  # whole numbers, a shape or places: what they are used for tells
         if any(self._target.is_telling[node] for node in nodes):
-            by_value = all(self._anchored[node] and kinds[node] > 0 for node in nodes if self._target.is_telling[node])
+            near = self._anchored & (kinds > 0) & (self._values.anchors.error <= max(finding.limit, _LEAST))
+            by_value = all(near[node] for node in nodes if self._target.is_telling[node])
             if by_value:
                 return True
         if finding.status is Status.SOURCE and self._is_read_elsewhere(finding.comparison):
@@ -230,7 +193,7 @@ class _Lost:
             return False
         kind = self._values.anchors.kind[node]
         graph, kinds = self._target, self._values.anchors.kind
-        proven = any(kinds[other] == SKETCH for other in graph.after.of(node))
+        proven = node in self._gradients or any(kinds[other] == SKETCH for other in graph.after.of(node))
         told = Code.SHAPE in each.verdict.codes or proven or not self._has_sketches(node)
         return bool(kind == SKETCH or (kind and told))
 
@@ -265,6 +228,7 @@ class _Lost:
         if phase == STEP:
             # Of another implementation's numbers nobody knows which are the result; those of which the reference has no other are none.
             free = self._reference.is_telling & ~self._taken & (self._reference.phase == STEP)
+            free &= self._reference.maker >= 0
             ends &= np.isin(graph.numel, self._reference.numel[free])
         return np.flatnonzero(ends)
 
@@ -407,16 +371,20 @@ class _Lost:
 
     def is_sure(self, region: _Region) -> bool:
         """Whether the call read what the reference has."""
-        graph = self._target
-        numbers = {row.tobytes() for row in self._reference.numbers[self._reference.unit == 0]}
+        graph, other = self._target, self._reference
+        numbers = {row.tobytes() for row in other.numbers[other.unit == 0]}
+        # Rows that one side alone has: then it has no values of the other's sizes.
+        sized = bool(((other.phase == region.phase) & (other.numel == graph.numel[region.node])).any())
         good = self.good(region.phase)
-        return all(
-            (good[node] or region.phase != FORWARD)
-            if graph.unit[node] > 0
-            else self._said[node] == Agreement.AGREES or graph.numbers[node].tobytes() in numbers
-            for node in graph.inputs[region.position]
-            if graph.is_telling[node] or (graph.unit[node] == 0 and graph.numel[node] >= FEW)
-        )
+        for node in graph.inputs[region.position]:
+            if graph.unit[node] > 0:
+                if graph.is_telling[node] and region.phase == FORWARD and not good[node]:
+                    return False
+            elif graph.numel[node] < FEW or (sized and graph.maker[node] >= 0):
+                continue
+            elif self._said[node] != Agreement.AGREES and graph.numbers[node].tobytes() not in numbers:
+                return False
+        return True
 
     def agrees(self) -> bool:
         """Whether all that the passes are for, of which there is something to compare, is found in the reference."""
@@ -444,9 +412,55 @@ class _Lost:
         ]
         if earlier:
             return
-        finding = self._finding(region, call, found)
+        finding = replace(self._finding(region, call, found), beside=self._beside(region))
         found.statuses[Status.LOST] += 1
         found.findings.insert(0, finding)
+
+    def _beside(self, region: _Region) -> Beside:
+        """Both sides' calls between the values that are known, and these."""
+        graph, other, anchors = self._target, self._reference, self._values.anchors
+        mine, after = self._lost_behind(region)
+        theirs = [each for each in region.theirs if other.seqs[each] not in self._theirs_matched]
+        begin = int(other.phases[theirs[0]]) if theirs else region.phase
+        theirs = [each for each in theirs if int(other.phases[each]) == begin]
+        known = [
+            (node, anchors.partners[node][0]) for node in graph.inputs[region.position] if node in anchors.partners
+        ]
+        return Beside(
+            tuple(place_of(other, each) for each in theirs[:_SHOWN]),
+            tuple(place_of(graph, each) for each in mine[:_SHOWN]),
+            tuple(anchor_of(self._values, node, partner) for node, partner in known[:_SHOWN]),
+            tuple(
+                anchor_of(self._values, node, anchors.partners[node][0])
+                for node in after[:_SHOWN]
+                if node in anchors.partners
+            ),
+            len(mine),
+            len(theirs),
+        )
+
+    def _lost_behind(self, region: _Region) -> tuple[list[int], list[int]]:
+        """The calls of the target from a region's first on whose results are lost, in its module, and the values known behind them."""
+        graph, modules = self._target, self._modules_of_calls
+        module = modules[region.position]
+        found, after, seen = [region.position], list[int](), set[int]()
+        todo = [node for node in graph.outputs[region.position]]
+        while todo:
+            for made in graph.after.of(todo.pop()):
+                maker = int(graph.maker[made])
+                if made in seen or maker < 0 or graph.phase[made] != region.phase:
+                    continue
+                seen.add(made)
+                if self._anchored[made]:
+                    after.append(made)
+                elif modules[maker] == module and maker not in found:
+                    found.append(maker)
+                    todo.append(made)
+        return sorted(found), sorted(after)
+
+    @cached_property
+    def _modules_of_calls(self) -> list[str]:
+        return self._target.dump.modules()
 
     def _finding(self, region: _Region, call: CallRecord, found: Divergence) -> Finding:
         term = self._missing_term(region) if region.phase == BACKWARD else None
@@ -459,7 +473,7 @@ class _Lost:
             return self._of(found, Status.UNMATCHED if own is None else Status.LOST, comparison, None, None, text)
         partner = self._pairs.partner.get(call.seq)
         if partner is not None:
-            match = Match(self._reference_call(partner), call, How.VALUES)
+            match = Match(self._reference.dump.by_seq(partner), call, How.VALUES)
             comparison = compare_calls(self._reference.dump, self._target.dump, match)
             gone = self._left_out(comparison)
             if gone is not None:
@@ -467,7 +481,7 @@ class _Lost:
             ins, outs = parted(comparison)
             changed = changed_argument(call.id, ins)
             if changed is not None:
-                text = f"{slot_of(changed)} is {changed.verdict.text}"
+                text = argument_text(changed)
                 return self._of(found, Status.SOURCE, comparison, most(ins), most(outs), text)
             text = "what it gives is not found in the reference, what it reads is"
             return self._of(found, Status.LOST, comparison, most(ins), most(outs), text)
@@ -480,12 +494,7 @@ class _Lost:
             )
             text = f"only the target has it, and {taken}"
             return replace(self._of(found, Status.UNMATCHED, alone, None, None, text), module=module)
-        match = Match(
-            theirs[0] if theirs else None,
-            call,
-            How.VALUES if theirs else How.ALONE,
-            "the reference has no such call",
-        )
+        match = Match(None, call, How.ALONE, "the reference has no such call")
         comparison = compare_calls(self._reference.dump, self._target.dump, match)
         text = "what it gives is not found in the reference, what it reads is"
         status = Status.LOST if theirs else Status.UNMATCHED
@@ -551,9 +560,6 @@ class _Lost:
             return None
         return other.dump.nth(min(int(other.maker[term]) for term in lacking))
 
-    def _reference_call(self, seq: int) -> CallRecord | None:
-        return self._reference.dump.by_seq(seq)
-
     def _left_out(self, comparison: CallComparison) -> tuple[CallComparison, str] | None:
         """The call of the reference whose result the counterpart takes, where the target takes what that call reads."""
         for each in parted(comparison)[0]:
@@ -578,11 +584,6 @@ class _Lost:
 
 def _is_near(finding: Finding) -> bool:
     return finding.output_error is not None and finding.output_error <= finding.limit
-
-
-def plain_name(call: CallRecord) -> str:
-    """What a call does, without how it was written: add of Tensor.__add__, Aten.add.Tensor."""
-    return call.id.name.partition(".")[0].strip("_")
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ulpscope.compare.comparison import Code
 from ulpscope.findings.model import Status
-from ulpscope.findings.view import CallView, is_number, is_tensor, slot_of, unmeasured
+from ulpscope.findings.view import CallView, argument_text, is_number, is_tensor, slot_of, unmeasured
 from ulpscope.model.operators import Trait, traits
 from ulpscope.model.records import Phase
 
@@ -31,7 +31,7 @@ def argument(view: CallView) -> Said | None:
         return None
     if not view.outs and not (is_number(changed) and view.ins):
         return None
-    return Status.SOURCE, f"{slot_of(changed)} is {changed.verdict.text}"
+    return Status.SOURCE, argument_text(changed)
 
 
 def agrees(view: CallView) -> Said | None:

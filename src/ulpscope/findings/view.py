@@ -166,5 +166,12 @@ def is_unknown(each: Comparison) -> bool:
     return each.verdict.level is Level.UNKNOWN and (failed or is_tensor(each))
 
 
+def argument_text(each: Comparison) -> str:
+    """What an argument is on both sides, in words."""
+    if each.reference is None or each.target is None:
+        return f"{slot_of(each)} is given in the {'target' if each.reference is None else 'reference'} alone"
+    return f"{slot_of(each)} is {each.verdict.text}"
+
+
 def slot_of(each: Comparison) -> str:
     return slot_text(each.slot)

@@ -24,7 +24,6 @@ SAVED = "Saved"
 # Of calls of functions and kernels.
 KINDS = operators.KINDS
 INIT = "Init"  # of torch.nn.init, whose functions fill a tensor
-FILLS = operators.named(operators.Trait.FILLS)
 _INDEX_LAST = frozenset({MODULE, OPTIMIZER})
 _ROLES = frozenset({role.value for role in Role} | {"kwargs"})
 _ROLELESS = frozenset({Phase.PARAMETERS_GRAD.value, Phase.DEBUG.value})

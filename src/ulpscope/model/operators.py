@@ -48,7 +48,7 @@ class Trait(Flag):
     ONE_BY_ONE = auto()  # adds up one by one in the dtype of the result: the error grows with the root of the length
     ACCUMULATES = auto()  # if its last argument says so; else it moves
     ROUNDED_FACTOR = auto()  # multiplies by a factor that is rounded first: all results may lean the same way
-    STEPWISE = auto()  # products of three in the working precision: a third of the results is not the nearest number
+    STEPWISE = auto()  # products in the working precision: a third of the results is not the nearest number
     CANCELS = auto()  # one plus something near minus one: quick approximations are several units off at a few elements
     CANCELS_INSIDE = auto()  # it works with numbers that its inputs and its result do not show
     SCALES = auto()  # its result may be small because a factor is: nothing cancels there
@@ -152,7 +152,7 @@ _NAMES: dict[Trait, str] = {
     Trait.ACCUMULATES: "index_put _index_put_impl _unsafe_index_put",
     Trait.ROUNDED_FACTOR: """addcdiv addcmul huber_loss_backward lerp mse_loss_backward native_dropout_backward
         smooth_l1_loss_backward""",
-    Trait.STEPWISE: "sigmoid_backward tanh_backward",
+    Trait.STEPWISE: "sigmoid_backward special_xlog1py tanh_backward xlogy",
     Trait.CANCELS: "erfc expm1 gelu log1p mish softplus",
     Trait.CANCELS_INSIDE: """batch_norm binary_cross_entropy_with_logits cos cosine_similarity cross_entropy expm1
         group_norm instance_norm kl_div layer_norm log1p log_softmax logsigmoid logsumexp nll_loss normalize
@@ -210,11 +210,6 @@ def bare(name: str) -> str:
         name = name.rpartition("::")[2]
     first, _, rest = name.partition(".")
     return rest.partition(".")[0] if rest and first in _SPACES else first
-
-
-def named(trait: Trait) -> frozenset[str]:
-    """The names that are listed under a trait."""
-    return frozenset(_NAMES[trait].split())
 
 
 @lru_cache(1 << 14)

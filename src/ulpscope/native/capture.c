@@ -1,8 +1,9 @@
-/* The part of a capture that runs for every call: numbers for names, stacks and values, the frames of the journal, the
- * function mode and the hook behind an autograd node.  Everything unusual goes to the Python beside it: recorder.py,
- * summary.py, function_tap.py and backward.py, which do the same without this file; store/frames.py has the frames.
- * Nothing here is linked with torch: torch_abi.c asks ordinary tensors, others are asked through their attributes.
- * The lock that keeps all this in order is the recorder's gate, held by every caller. */
+/* The part of a capture that runs for every call: numbers for names, stacks and values, the frames
+ * of the journal, the function mode and the hook behind an autograd node.  Everything unusual goes
+ * to the Python beside it: recorder.py, summary.py, function_tap.py and backward.py, which do the
+ * same without this file; store/frames.py has the frames. Nothing here is linked with torch:
+ * torch_abi.c asks ordinary tensors, others are asked through their attributes. The lock that keeps
+ * all this in order is the recorder's gate, held by every caller. */
 #include "capture.h"
 #include <errno.h>
 #include <structmember.h>
@@ -12,23 +13,93 @@
 
 PyObject *word[WORDS];
 static const char *const spelling[WORDS] = {
-    "f_back", "f_lasti", "_version", "data_ptr", "requires_grad", "dtype", "shape", "stride", "device", "_base",
-    "storage_offset", "is_neg", "is_conj", "is_inference", "grad_fn", "next_functions", "_sequence_nr", "variable", "output_nr",
-    "register_hook", "_drop_left_over", "trouble",
-    "close_raised", "wants", "of_name", "wants_backward", "wants_now", "_new_meta", "other", "scalar_texts", "leaves", "unread", "trusts",
-        "take",
-    "code_class", "frames_text", "positions", "call_shape", "spelling", "site_sign", "fast", "kind",
-        "name",
-    "slow", "facts", "plain", "itemsize", "nbytes", "extent", "layout", "__enter__",
-        "__exit__",
-    "out", "inplace", "plain_row", "wait_for_gate", "_is_view", "register_prehook", "arm_slowly", "lane", "recipe",
-        "code",
-    "untyped_storage", "start", "stop", "step", "names", "of", "__name__", "alone",
-    "_parameters", "is_leaf", "_post_accumulate_grad_hooks", "_around", "grad", "opaque_text", "is_meta",
-    "inside", "watch_below",
+    "f_back",
+    "f_lasti",
+    "_version",
+    "data_ptr",
+    "requires_grad",
+    "dtype",
+    "shape",
+    "stride",
+    "device",
+    "_base",
+    "storage_offset",
+    "is_neg",
+    "is_conj",
+    "is_inference",
+    "grad_fn",
+    "next_functions",
+    "_sequence_nr",
+    "variable",
+    "output_nr",
+    "register_hook",
+    "_drop_left_over",
+    "trouble",
+    "close_raised",
+    "wants",
+    "of_name",
+    "wants_backward",
+    "wants_now",
+    "_new_meta",
+    "other",
+    "scalar_texts",
+    "leaves",
+    "unread",
+    "trusts",
+    "take",
+    "code_class",
+    "frames_text",
+    "positions",
+    "call_shape",
+    "spelling",
+    "site_sign",
+    "fast",
+    "kind",
+    "name",
+    "slow",
+    "facts",
+    "plain",
+    "itemsize",
+    "nbytes",
+    "extent",
+    "layout",
+    "__enter__",
+    "__exit__",
+    "out",
+    "inplace",
+    "plain_row",
+    "wait_for_gate",
+    "_is_view",
+    "register_prehook",
+    "arm_slowly",
+    "lane",
+    "recipe",
+    "code",
+    "untyped_storage",
+    "start",
+    "stop",
+    "step",
+    "names",
+    "of",
+    "__name__",
+    "alone",
+    "_parameters",
+    "is_leaf",
+    "_post_accumulate_grad_hooks",
+    "_around",
+    "grad",
+    "opaque_text",
+    "is_meta",
+    "inside",
+    "watch_below",
+    "is_nested",
+    "is_complex",
+    "element_size",
 };
 
-/* --- small things ------------------------------------------------------------------------------------------------ */
+/* --- small things
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static uint64_t *slot_at(const Table *table, uint64_t a, uint64_t b, uint64_t c) {
     uint64_t h = (a * 0x9E3779B97F4A7C15u ^ b) * 0xBF58476D1CE4E5B9u;
@@ -50,7 +121,8 @@ int table_put(Table *table, uint64_t a, uint64_t b, uint64_t c, uint64_t value) 
         if (!larger.cells) return PyErr_NoMemory(), -1;
         for (size_t i = 0; table->cells && i <= table->mask; i++) {
             uint64_t *from = table->cells + 4 * i;
-            if (from[0]) memcpy(slot_at(&larger, from[0], from[1], from[2]), from, 4 * sizeof *from);
+            if (from[0])
+                memcpy(slot_at(&larger, from[0], from[1], from[2]), from, 4 * sizeof *from);
         }
         free(table->cells);
         *table = larger;
@@ -67,21 +139,26 @@ void table_empty(Table *table) {
 /* What it held is likely to be about as much again. */
 void table_clear(Table *table) {
     enum { MOST = 1 << 15 };
-    if (table->mask >= MOST) table_empty(table);
-    else if (table->used) memset(table->cells, 0, 4 * sizeof(uint64_t) * (table->mask + 1)), table->used = 0;
+    if (table->mask >= MOST)
+        table_empty(table);
+    else if (table->used)
+        memset(table->cells, 0, 4 * sizeof(uint64_t) * (table->mask + 1)), table->used = 0;
 }
 
 int grow_from(const void *few, void *array, size_t *room, size_t count, size_t item) {
     if (count <= *room) return 0;
     size_t wanted = *room ? 2 * *room : 8;
     while (wanted < count) wanted *= 2;
-    void *old = *(void **)array, *larger = old == few ? malloc(wanted * item) : realloc(old, wanted * item);
+    void *old = *(void **)array,
+         *larger = old == few ? malloc(wanted * item) : realloc(old, wanted * item);
     if (!larger) return PyErr_NoMemory(), -1;
     if (old && old == few) memcpy(larger, few, *room * item);
     *(void **)array = larger, *room = wanted;
     return 0;
 }
-int grow(void *array, size_t *room, size_t count, size_t item) { return grow_from(NULL, array, room, count, item); }
+int grow(void *array, size_t *room, size_t count, size_t item) {
+    return grow_from(NULL, array, room, count, item);
+}
 static int append(Bytes *to, const void *data, size_t size) {
     if (grow(&to->data, &to->room, to->size + size, 1)) return -1;
     memcpy(to->data + to->size, data, size);
@@ -103,11 +180,14 @@ int truth_of(PyObject *owned) {
 /* An argument that is a tuple, or NULL after an error: parsing takes longer than a small call. */
 PyObject *tuple_at(PyObject *args, Py_ssize_t at) {
     PyObject *found = PyTuple_GetItem(args, at);
-    if (found && !PyTuple_Check(found)) return PyErr_SetString(PyExc_TypeError, "not a tuple"), NULL;
+    if (found && !PyTuple_Check(found))
+        return PyErr_SetString(PyExc_TypeError, "not a tuple"), NULL;
     return found;
 }
 
-/* --- frames ------------------------------------------------------------------------------------------------------ */
+/* --- frames
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 enum { FRAME_HEAD = sizeof(FrameHead), RING_DATA = 4096 };
 
@@ -140,7 +220,8 @@ static void ring_copy(Frames *f, uint64_t at, const void *data, size_t size) {
     memcpy(f->map + RING_DATA + at, data, first);
     memcpy(f->map + RING_DATA, (const char *)data + first, size - first);
 }
-/* Gives a frame for which the ring has no room to Python. Whether it was put; -1 with an exception set. */
+/* Gives a frame for which the ring has no room to Python. Whether it was put; -1 with an exception
+ * set. */
 static int frames_put(Frames *f, const FrameHead *head, const Bytes parts[TABLES]) {
     PyObject *whole = PyBytes_FromStringAndSize(NULL, FRAME_HEAD + (Py_ssize_t)head->body);
     if (!whole) return -1;
@@ -152,7 +233,8 @@ static int frames_put(Frames *f, const FrameHead *head, const Bytes parts[TABLES
     Py_DECREF(whole);
     return status;
 }
-/* Puts a frame of parts that belong at `places` of their tables. Whether it was put; -1 with an exception set. */
+/* Puts a frame of parts that belong at `places` of their tables. Whether it was put; -1 with an
+ * exception set. */
 static int frames_place(Frames *f, const uint64_t places[TABLES], const Bytes parts[TABLES]) {
     RingHead *ring = (RingHead *)f->map;
     FrameHead head = {.magic = FRAME_MAGIC};
@@ -163,13 +245,15 @@ static int frames_place(Frames *f, const uint64_t places[TABLES], const Bytes pa
     }
     uint64_t end = ring->head;
     uint64_t taken = __atomic_load_n(&ring->taken, __ATOMIC_ACQUIRE);
-    if (FRAME_HEAD + (uint64_t)head.body > f->capacity - (end - taken)) return frames_put(f, &head, parts);
+    if (FRAME_HEAD + (uint64_t)head.body > f->capacity - (end - taken))
+        return frames_put(f, &head, parts);
     ring_copy(f, end, &head, FRAME_HEAD);
     end += FRAME_HEAD;
     for (int i = 0; i < TABLES; end += head.sizes[i++])
         if (head.sizes[i]) ring_copy(f, end, parts[i].data, head.sizes[i]);
     __atomic_store_n(&ring->head, end, __ATOMIC_RELEASE);
-    /* What is filed during a step nobody waits for at its end. The writer takes its time: each sixteenth wakes it once. */
+    /* What is filed during a step nobody waits for at its end. The writer takes its time: each
+     * sixteenth wakes it once. */
     if (end - (taken > f->woken ? taken : f->woken) > f->capacity / 16) {
         f->full = 1;
         f->woken = end;
@@ -184,8 +268,8 @@ static int wake_if_full(Frames *f) {
     Py_XDECREF(woken);
     return woken ? 0 : -1;
 }
-/* Puts a frame of what has come since the last one and of a call, if there is one, whose first value is filled in.
- * 0, or -1 with an exception set. */
+/* Puts a frame of what has come since the last one and of a call, if there is one, whose first
+ * value is filled in. 0, or -1 with an exception set. */
 int frames_commit(Frames *f, CallRow *row, const void *values, size_t size) {
     if (!f->map || f->failed) return 0;
     if (row) row->first_value = f->sizes[AT_VALUES] / sizeof(ValueRow);
@@ -209,22 +293,27 @@ int64_t frames_string(Frames *f, const char *json, size_t size) {
 /* A stack: its frames as JSON, and the number of the stack they were called from, or -1. */
 int64_t frames_stack(Frames *f, PyObject *json, long long parent) {
     char end[48];
-    int size = snprintf(end, sizeof end, parent < 0 ? ", \"parent\": null}\n" : ", \"parent\": %lld}\n", parent);
+    int size = snprintf(
+        end, sizeof end, parent < 0 ? ", \"parent\": null}\n" : ", \"parent\": %lld}\n", parent);
     static const char begin[] = "{\"frames\": ";
     size_t before = f->strings.size;
-    if (append(&f->strings, begin, sizeof begin - 1) || append(&f->strings, PyBytes_AsString(json), (size_t)PyBytes_Size(json)) ||
-        append(&f->strings, end, (size_t)size)) return f->strings.size = before, -1;
+    if (append(&f->strings, begin, sizeof begin - 1) ||
+        append(&f->strings, PyBytes_AsString(json), (size_t)PyBytes_Size(json)) ||
+        append(&f->strings, end, (size_t)size))
+        return f->strings.size = before, -1;
     return f->string_count++;
 }
 static PyObject *frames_add_string(Frames *f, PyObject *text) {
     PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");
-    int64_t number = bytes ? frames_string(f, PyBytes_AsString(bytes), (size_t)PyBytes_Size(bytes)) : -1;
+    int64_t number =
+        bytes ? frames_string(f, PyBytes_AsString(bytes), (size_t)PyBytes_Size(bytes)) : -1;
     Py_XDECREF(bytes);
     if (number < 0 || append(&f->strings, "\n", 1)) return NULL;
     return PyLong_FromLongLong(number);
 }
 int64_t frames_measure(Frames *f, const char *row, size_t size) {
-    if (append(&f->measures, row, MEASURE_BYTES) || append(&f->sketches, row + MEASURE_BYTES, size - MEASURE_BYTES))
+    if (append(&f->measures, row, MEASURE_BYTES) ||
+        append(&f->sketches, row + MEASURE_BYTES, size - MEASURE_BYTES))
         return -1;
     f->sketch_size += size - MEASURE_BYTES;
     return f->measure_count++;
@@ -242,15 +331,19 @@ static PyObject *frames_commit_call(Frames *f, PyObject *args) {
     Py_ssize_t length, size;
     CallRow own;
     if (!PyArg_ParseTuple(args, "y#y#", &row, &length, &values, &size)) return NULL;
-    if (length && length != sizeof own) return PyErr_SetString(PyExc_ValueError, "not a call"), NULL;
+    if (length && length != sizeof own)
+        return PyErr_SetString(PyExc_ValueError, "not a call"), NULL;
     memcpy(&own, row, (size_t)length);
     if (frames_commit(f, length ? &own : NULL, values, (size_t)size)) return NULL;
     Py_RETURN_NONE;
 }
-/* Rows of measures that are there already, by their numbers, and their sketches, which follow the last ones. */
-static int patch_all(Frames *f, const uint32_t *numbers, size_t count, MeasureRow *rows, Bytes sketches) {
+/* Rows of measures that are there already, by their numbers, and their sketches, which follow the
+ * last ones. */
+static int patch_all(
+    Frames *f, const uint32_t *numbers, size_t count, MeasureRow *rows, Bytes sketches) {
     for (size_t i = 0; i < count; i++) rows[i].sketch_offset += f->sketch_size;
-    for (size_t i = 0, next; i < count && f->map && !f->failed; i = next) { /* `put` runs Python, where much can happen */
+    for (size_t i = 0, next; i < count && f->map && !f->failed;
+        i = next) { /* `put` runs Python, where much can happen */
         for (next = i + 1; next < count && numbers[next] == numbers[next - 1] + 1; next++) {}
         uint64_t places[TABLES];
         Bytes parts[TABLES] = {
@@ -274,9 +367,11 @@ static PyObject *frames_patch(Frames *f, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*w*y*", &numbers, &rows, &sketches)) return NULL;
     size_t count = (size_t)numbers.len / 4;
     int failed = (size_t)rows.len != MEASURE_BYTES * count;
-    if (failed) PyErr_SetString(PyExc_ValueError, "numbers and rows do not agree");
+    if (failed)
+        PyErr_SetString(PyExc_ValueError, "numbers and rows do not agree");
     else if (f->map && !f->failed && count)
-        failed = patch_all(f, numbers.buf, count, rows.buf, (Bytes){sketches.buf, (size_t)sketches.len, 0});
+        failed = patch_all(
+            f, numbers.buf, count, rows.buf, (Bytes){sketches.buf, (size_t)sketches.len, 0});
     PyBuffer_Release(&numbers), PyBuffer_Release(&rows), PyBuffer_Release(&sketches);
     if (failed || wake_if_full(f)) return NULL;
     Py_RETURN_NONE;
@@ -311,14 +406,17 @@ static int run_write(Run *run) {
         if (done < 0 && errno == EINTR) continue;
         if (done <= 0) return done ? -1 : (errno = EIO, -1);
         run->at += (uint64_t)done;
-        while (run->count && (size_t)done >= next->iov_len) done -= (ssize_t)next->iov_len, next++, run->count--;
-        if (run->count) next->iov_base = (char *)next->iov_base + done, next->iov_len -= (size_t)done;
+        while (run->count && (size_t)done >= next->iov_len)
+            done -= (ssize_t)next->iov_len, next++, run->count--;
+        if (run->count)
+            next->iov_base = (char *)next->iov_base + done, next->iov_len -= (size_t)done;
     }
     return 0;
 }
 /* In this order: whoever reads meanwhile begins with the last, and finds what it points to. */
 static int run_all(Run runs[TABLES]) {
-    for (int i = 0; i < TABLES; i++) if (run_write(runs + i)) return -1;
+    for (int i = 0; i < TABLES; i++)
+        if (run_write(runs + i)) return -1;
     return 0;
 }
 static int run_add(Run runs[TABLES], int i, const char *data, size_t size) {
@@ -347,14 +445,17 @@ static int file_all(const Py_buffer *data, Run runs[TABLES], uint64_t *filed, Py
     *end = at;
     /* Then what is known now of measures that are there already. */
     Run *measures = runs + AT_MEASURES;
-    for (at = 0; at < *end && frame_at(data, at, &frame) > 0; at += FRAME_HEAD + (Py_ssize_t)head->body) {
+    for (at = 0; at < *end && frame_at(data, at, &frame) > 0;
+        at += FRAME_HEAD + (Py_ssize_t)head->body) {
         uint32_t size = head->sizes[AT_MEASURES];
         if (head->places[AT_MEASURES] == begun) {
             begun += size;
             continue;
         }
         measures->at = head->places[AT_MEASURES];
-        if (run_add(runs, AT_MEASURES, frame.cut + head->sizes[AT_STRINGS], size) || run_write(measures)) return errno;
+        if (run_add(runs, AT_MEASURES, frame.cut + head->sizes[AT_STRINGS], size) ||
+            run_write(measures))
+            return errno;
     }
     return 0;
 }
@@ -362,7 +463,9 @@ static PyObject *file_frames(PyObject *module, PyObject *args) {
     Py_buffer data;
     unsigned long long begun;
     int files[TABLES], failed;
-    if (!PyArg_ParseTuple(args, "y*(iiiii)K", &data, files, files + 1, files + 2, files + 3, files + 4, &begun)) return NULL;
+    if (!PyArg_ParseTuple(
+            args, "y*(iiiii)K", &data, files, files + 1, files + 2, files + 3, files + 4, &begun))
+        return NULL;
     GONE(filed);
     Run *runs = calloc(TABLES, sizeof *runs);
     uint64_t filed = begun;
@@ -373,7 +476,8 @@ static PyObject *file_frames(PyObject *module, PyObject *args) {
     Py_END_ALLOW_THREADS
     free(runs);
     PyBuffer_Release(&data);
-    if (failed < 0) return PyErr_SetString(PyExc_ValueError, "a frame of the journal is broken"), NULL;
+    if (failed < 0)
+        return PyErr_SetString(PyExc_ValueError, "a frame of the journal is broken"), NULL;
     if (failed) return errno = failed, PyErr_SetFromErrno(PyExc_OSError);
     return Py_BuildValue("(nK)", end, (unsigned long long)filed);
 }
@@ -383,7 +487,8 @@ static void frames_dealloc(Frames *f) {
     PyObject_GC_UnTrack(f);
     detach(f);
     free(f->strings.data), free(f->measures.data), free(f->sketches.data);
-    Py_CLEAR(f->put); Py_CLEAR(f->wake);
+    Py_CLEAR(f->put);
+    Py_CLEAR(f->wake);
     PyObject_GC_Del(f);
     Py_DECREF(type);
 }
@@ -394,16 +499,20 @@ static int frames_traverse(Frames *f, visitproc visit, void *arg) {
     return 0;
 }
 static int frames_clear(Frames *f) {
-    Py_CLEAR(f->put); Py_CLEAR(f->wake);
+    Py_CLEAR(f->put);
+    Py_CLEAR(f->wake);
     return 0;
 }
 static PyMethodDef frames_methods[] = {
-    {"attach", (PyCFunction)frames_attach, METH_O, "Begins with the memory of a ring; None lets go of it."},
+    {"attach", (PyCFunction)frames_attach, METH_O,
+        "Begins with the memory of a ring; None lets go of it."},
     {"add_string", (PyCFunction)frames_add_string, METH_O, "Stores one JSON text; its number."},
-    {"add_measured", (PyCFunction)frames_add_measured, METH_O, "Stores a row and its sketch; its number."},
+    {"add_measured", (PyCFunction)frames_add_measured, METH_O,
+        "Stores a row and its sketch; its number."},
     {"commit", (PyCFunction)frames_commit_call, METH_VARARGS,
         "Puts a frame: a call's row, or nothing, and its values."},
-    {"patch", (PyCFunction)frames_patch, METH_VARARGS, "Puts rows of measures at their place, and further sketches."},
+    {"patch", (PyCFunction)frames_patch, METH_VARARGS,
+        "Puts rows of measures at their place, and further sketches."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef frames_members[] = {
@@ -412,16 +521,18 @@ static PyMemberDef frames_members[] = {
     {"measures", T_UINT, offsetof(Frames, measure_count), READONLY, NULL},
     {"sketch_size", T_ULONGLONG, offsetof(Frames, sketch_size), READONLY, NULL},
     {"pending", T_PYSSIZET, offsetof(Frames, measures) + offsetof(Bytes, size), READONLY, NULL},
-    {"pending_strings", T_PYSSIZET, offsetof(Frames, strings) + offsetof(Bytes, size), READONLY, NULL},
+    {"pending_strings", T_PYSSIZET, offsetof(Frames, strings) + offsetof(Bytes, size), READONLY,
+        NULL},
     {NULL, 0, 0, 0, NULL},
 };
-static PyType_Slot frames_slots[] = {
-    {Py_tp_init, frames_init}, {Py_tp_dealloc, frames_dealloc}, {Py_tp_traverse, frames_traverse},
-    {Py_tp_clear, frames_clear}, {Py_tp_methods, frames_methods}, {Py_tp_members, frames_members}, {0, NULL}};
-static PyType_Spec frames_spec = {
-    "ulpscope.native._taps.Frames", sizeof(Frames), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, frames_slots};
+static PyType_Slot frames_slots[] = {{Py_tp_init, frames_init}, {Py_tp_dealloc, frames_dealloc},
+    {Py_tp_traverse, frames_traverse}, {Py_tp_clear, frames_clear}, {Py_tp_methods, frames_methods},
+    {Py_tp_members, frames_members}, {0, NULL}};
+static PyType_Spec frames_spec = {"ulpscope.native._taps.Frames", sizeof(Frames), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, frames_slots};
 
-/* --- calls and threads ------------------------------------------------------------------------------------------- */
+/* --- calls and threads
+ * ------------------------------------------------------------------------------------------- */
 
 void drop_values(Call *c) {
     if (c->values != c->few) free(c->values);
@@ -430,7 +541,8 @@ void drop_values(Call *c) {
 static void call_dealloc(Call *c) {
     PyTypeObject *type = Py_TYPE(c);
     drop_values(c);
-    Py_XDECREF(c->kind), Py_XDECREF(c->name), Py_XDECREF(c->module), Py_XDECREF(c->note), Py_XDECREF(c->phase);
+    Py_XDECREF(c->kind), Py_XDECREF(c->name), Py_XDECREF(c->module), Py_XDECREF(c->note),
+        Py_XDECREF(c->phase);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(c);
     Py_DECREF(type);
 }
@@ -449,11 +561,14 @@ static PyMemberDef call_members[] = {
     {"again", T_LONGLONG, offsetof(Call, again), 0, NULL},
     {"epoch", T_LONGLONG, offsetof(Call, epoch), 0, NULL},
     {"flags", T_LONGLONG, offsetof(Call, flags), 0, NULL},
-    {"wanted", T_BOOL, offsetof(Call, wanted), 0, NULL}, {"chosen", T_BOOL, offsetof(Call, chosen), 0, NULL},
+    {"wanted", T_BOOL, offsetof(Call, wanted), 0, NULL},
+    {"chosen", T_BOOL, offsetof(Call, chosen), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
-static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {Py_tp_members, call_members}, {0, NULL}};
-static PyType_Spec call_spec = {"ulpscope.native._taps.Call", sizeof(Call), 0, Py_TPFLAGS_DEFAULT, call_slots};
+static PyType_Slot call_slots[] = {
+    {Py_tp_dealloc, call_dealloc}, {Py_tp_members, call_members}, {0, NULL}};
+static PyType_Spec call_spec = {
+    "ulpscope.native._taps.Call", sizeof(Call), 0, Py_TPFLAGS_DEFAULT, call_slots};
 
 static int state_traverse(State *s, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(s));
@@ -486,15 +601,18 @@ static PyMemberDef state_members[] = {
     {"free", T_OBJECT, offsetof(State, object[FREE]), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
-static PyType_Slot state_slots[] = {
-    {Py_tp_dealloc, state_dealloc}, {Py_tp_traverse, state_traverse}, {Py_tp_clear, state_clear},
-    {Py_tp_members, state_members}, {0, NULL}};
-static PyType_Spec state_spec = {
-    "ulpscope.native._taps.State", sizeof(State), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, state_slots};
+static PyType_Slot state_slots[] = {{Py_tp_dealloc, state_dealloc},
+    {Py_tp_traverse, state_traverse}, {Py_tp_clear, state_clear}, {Py_tp_members, state_members},
+    {0, NULL}};
+static PyType_Spec state_spec = {"ulpscope.native._taps.State", sizeof(State), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, state_slots};
 
-PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type, *gate_type;
+PyTypeObject *call_type, *state_type, *hook_type, *edges_type, *pass_type, *part_type, *lane_type,
+    *gate_type;
 
-/* --- the module -------------------------------------------------------------------------------------------------- */
+/* --- the module
+ * --------------------------------------------------------------------------------------------------
+ */
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **kept) {
     PyObject *type = PyType_FromSpec(spec);
@@ -505,14 +623,21 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTyp
 static int execute(PyObject *module) {
     for (int i = 0; i < WORDS; i++)
         if (!(word[i] = PyUnicode_InternFromString(spelling[i]))) return -1;
-    return add_type(module, "Frames", &frames_spec, NULL) || add_type(module, "Call", &call_spec, &call_type) ||
-           add_type(module, "State", &state_spec, &state_type) || add_type(module, "Hook", &hook_spec, &hook_type) ||
-           add_type(module, "Edges", &edges_spec, &edges_type) || add_type(module, "Pass", &pass_spec, &pass_type) ||
-           add_type(module, "Part", &part_spec, &part_type) || add_type(module, "Fast", &fast_spec, NULL) ||
-               add_type(module, "Mode", &mode_spec, NULL) ||
-           add_type(module, "Kernel", &kernel_spec, NULL) || add_type(module, "Recipe", &recipe_spec, NULL) ||
-           add_type(module, "Lane", &lane_spec, &lane_type) || add_type(module, "Around", &around_spec, NULL) ||
-           add_type(module, "Arrival", &arrival_spec, NULL) || add_type(module, "Gate", &gate_spec, &gate_type);
+    return add_type(module, "Frames", &frames_spec, NULL) ||
+           add_type(module, "Call", &call_spec, &call_type) ||
+           add_type(module, "State", &state_spec, &state_type) ||
+           add_type(module, "Hook", &hook_spec, &hook_type) ||
+           add_type(module, "Edges", &edges_spec, &edges_type) ||
+           add_type(module, "Pass", &pass_spec, &pass_type) ||
+           add_type(module, "Part", &part_spec, &part_type) ||
+           add_type(module, "Fast", &fast_spec, NULL) ||
+           add_type(module, "Mode", &mode_spec, NULL) ||
+           add_type(module, "Kernel", &kernel_spec, NULL) ||
+           add_type(module, "Recipe", &recipe_spec, NULL) ||
+           add_type(module, "Lane", &lane_spec, &lane_type) ||
+           add_type(module, "Around", &around_spec, NULL) ||
+           add_type(module, "Arrival", &arrival_spec, NULL) ||
+           add_type(module, "Gate", &gate_spec, &gate_type);
 }
 uint64_t ways_gone[ALL_WAYS];
 static PyObject *ways(PyObject *module, PyObject *none) {
@@ -531,22 +656,25 @@ static PyMethodDef functions[] = {
 #ifndef _WIN32
     {"file_frames", file_frames, METH_VARARGS, "Writes frames into the files of their tables."},
 #endif
-    {"learn", learn, METH_O,
-    "Finds out how to ask tensors without Python; whether that can be done."}, {"learn_storage", learn_storage, METH_O,
-    "The same of the memory of tensors."}, {"learn_graph", learn_graph, METH_O,
-    "The same of the graph."}, {"thread_state", thread_state, METH_O, "What a thread is set to, asked without Python; or None."},
-    {"learn_thread", learn_thread, METH_VARARGS, "What that means; whether it can be asked for."},
-    {"copy_back", copy_back, METH_VARARGS, "Queues a copy from a device, and an event after it; whether it could."},
-    {"watch_foreign", watch_foreign, METH_VARARGS, "More functions that take tensors, ranges of memory that may be written, and who is told of a call of any, with its arguments, when it has ended, or None; gives those that cannot be watched."},
+    {"check_torch", check_torch, METH_O,
+        "Asks tensors without Python if that tells the same of each sample; whether it does."},
+    {"copy_back", copy_back, METH_VARARGS,
+        "Queues a copy from a device, and an event after it; whether it could."},
+    {"watch_foreign", watch_foreign, METH_VARARGS,
+        "More functions that take tensors, ranges of memory that may be written, and who is told "
+        "of a call of any, with its arguments, when it has ended, or None; gives those that cannot "
+        "be watched."},
     {"asked_mode", asked_mode, METH_O, "A class of modes that torch finds its way into sooner."},
-    {"rows_of", rows_of, METH_VARARGS, "Fills in rows and sketches of what a device answered; bytes of these."},
+    {"rows_of", rows_of, METH_VARARGS,
+        "Fills in rows and sketches of what a device answered; bytes of these."},
     {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
-static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_methods = functions,
-    .m_slots = slots};
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT, .m_name = "_taps", .m_methods = functions, .m_slots = slots};
 PyMODINIT_FUNC PyInit__taps(void) { return PyModuleDef_Init(&definition); }
 
-/* All of it is one unit: the compiler sees through calls from file to file, which are most of what is called here. */
+/* All of it is one unit: the compiler sees through calls from file to file, which are most of what
+ * is called here. */
 #include "texts.c"
 #include "stacks.c"
 #include "values.c"

@@ -1,10 +1,10 @@
-/* The gate: the lock that a thread holds while our code runs on it. As threading.RLock is, which would be called through Python
- * four times a call. What is here changes under the lock of the interpreter. */
+/* The gate: the lock that a thread holds while our code runs on it. As threading.RLock is, which
+ * would be called through Python four times a call. What is here changes under the lock of the
+ * interpreter. */
 #include "capture.h"
 
 typedef struct Gate {
-    PyObject_HEAD
-    unsigned long owner; /* 0 where nobody holds it */
+    PyObject_HEAD unsigned long owner; /* 0 where nobody holds it */
     Py_ssize_t times, waiting;
     PyThread_type_lock bell; /* locked until somebody who waits is to look again */
     char rung;
@@ -24,7 +24,8 @@ int gate_give_up(Gate *g) {
     if (g->waiting && !g->rung) g->rung = 1, PyThread_release_lock(g->bell);
     return 0;
 }
-/* Seconds are counted from when it was last given up: then it is in use, and nobody has left it behind. */
+/* Seconds are counted from when it was last given up: then it is in use, and nobody has left it
+ * behind. */
 static PyObject *gate_acquire(Gate *g, PyObject *args) {
     int blocking = 1;
     double timeout = -1;
@@ -34,7 +35,8 @@ static PyObject *gate_acquire(Gate *g, PyObject *args) {
         if (blocking) {
             g->waiting++;
             Py_BEGIN_ALLOW_THREADS
-            heard = PyThread_acquire_lock_timed(g->bell, timeout < 0 ? -1 : (PY_TIMEOUT_T)(1e6 * timeout), 1);
+            heard = PyThread_acquire_lock_timed(
+                g->bell, timeout < 0 ? -1 : (PY_TIMEOUT_T)(1e6 * timeout), 1);
             Py_END_ALLOW_THREADS
             g->waiting--;
         }
@@ -45,7 +47,8 @@ static PyObject *gate_acquire(Gate *g, PyObject *args) {
     Py_RETURN_TRUE;
 }
 static PyObject *gate_release(Gate *g, PyObject *none) {
-    if (gate_give_up(g)) return PyErr_SetString(PyExc_RuntimeError, "this thread does not hold the gate"), NULL;
+    if (gate_give_up(g))
+        return PyErr_SetString(PyExc_RuntimeError, "this thread does not hold the gate"), NULL;
     Py_RETURN_NONE;
 }
 static PyObject *gate_enter(Gate *g, PyObject *none) {
@@ -54,9 +57,12 @@ static PyObject *gate_enter(Gate *g, PyObject *none) {
     return taken;
 }
 static PyObject *gate_exit(Gate *g, PyObject *args) { return gate_release(g, NULL); }
-static PyObject *gate_repr(Gate *g) { return PyUnicode_FromFormat("<gate owner=%lu times=%zd>", g->owner, g->times); }
+static PyObject *gate_repr(Gate *g) {
+    return PyUnicode_FromFormat("<gate owner=%lu times=%zd>", g->owner, g->times);
+}
 static int gate_init(Gate *g, PyObject *args, PyObject *kwargs) {
-    if (g->bell || !(g->bell = PyThread_allocate_lock())) return PyErr_SetString(PyExc_RuntimeError, "no lock"), -1;
+    if (g->bell || !(g->bell = PyThread_allocate_lock()))
+        return PyErr_SetString(PyExc_RuntimeError, "no lock"), -1;
     PyThread_acquire_lock(g->bell, 0);
     return 0;
 }
@@ -69,8 +75,9 @@ static void gate_dealloc(Gate *g) {
 static PyMethodDef gate_methods[] = {
     {"acquire", (PyCFunction)gate_acquire, METH_VARARGS, "Takes it; whether that was possible."},
     {"release", (PyCFunction)gate_release, METH_NOARGS, "Gives it up."},
-    {"__enter__", (PyCFunction)gate_enter, METH_NOARGS, NULL}, {"__exit__", (PyCFunction)gate_exit, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL}};
-static PyType_Slot gate_slots[] = {{Py_tp_init, gate_init}, {Py_tp_dealloc, gate_dealloc}, {Py_tp_repr, gate_repr},
-    {Py_tp_methods, gate_methods}, {0, NULL}};
-PyType_Spec gate_spec = {"ulpscope.native._taps.Gate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT, gate_slots};
+    {"__enter__", (PyCFunction)gate_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)gate_exit, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+static PyType_Slot gate_slots[] = {{Py_tp_init, gate_init}, {Py_tp_dealloc, gate_dealloc},
+    {Py_tp_repr, gate_repr}, {Py_tp_methods, gate_methods}, {0, NULL}};
+PyType_Spec gate_spec = {
+    "ulpscope.native._taps.Gate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT, gate_slots};

@@ -5,8 +5,14 @@
 #include "schema.h"
 
 #define MEASURE_FOR_C "ulpscope.native._measure.MEASURE_FOR_C" /* what the capsule is called */
-/* A row; with what may follow: two of the longest sketch, the statistics of what is unmasked, and two floats for each row. */
-enum { MEASURE_BYTES = sizeof(MeasureRow), UNMASKED_BYTES = 48, MOST_ROWS = 1024, MOST_OF_ROW = MEASURE_BYTES + 8 * 256 + UNMASKED_BYTES + 8 * MOST_ROWS };
+/* A row; with what may follow: two of the longest sketch, the statistics of what is unmasked, and
+ * two floats for each row. */
+enum {
+    MEASURE_BYTES = sizeof(MeasureRow),
+    UNMASKED_BYTES = 48,
+    MOST_ROWS = 1024,
+    MOST_OF_ROW = MEASURE_BYTES + 8 * 256 + UNMASKED_BYTES + 8 * MOST_ROWS
+};
 typedef struct {
     const void *at;
     long code, flags;

@@ -1,15 +1,15 @@
-/* Calls of modules, and gradients of parameters, in the ordinary case: a module inside another on a thread that is known.
- * module_tap.py has the whole of it and takes every other case. */
+/* Calls of modules, and gradients of parameters, in the ordinary case: a module inside another on a
+ * thread that is known. module_tap.py has the whole of it and takes every other case. */
 #include "capture.h"
 
 enum { STRETCH = 16 }; /* recursion.py */
 
-/* --- gradients of parameters ------------------------------------------------------------------------------------- */
+/* --- gradients of parameters
+ * ------------------------------------------------------------------------------------- */
 
 /* Hears of each gradient that was accumulated; the tables are those of ParameterGradients. */
 typedef struct {
-    PyObject_HEAD
-    Fast *fast;
+    PyObject_HEAD Fast *fast;
     PyObject *watched, *owners, *open, *sizes, *kind;
 } Arrival;
 
@@ -25,22 +25,23 @@ static PyObject *new_hooks(void) {
 }
 /* As ParameterGradients has it. */
 static int watch_parameter(Arrival *v, PyObject *owner, PyObject *name, PyObject *value) {
-    Direct d;
-    int direct, wanted = wants_grad(v->fast, value, &d, &direct);
+    int wanted = wants_grad(v->fast, value);
     if (wanted > 0) wanted = truth_of(GET(value, IS_LEAF));
     if (wanted <= 0) return wanted;
-    PyObject *key = PyLong_FromVoidPtr(value), *hooks = key ? GET(value, ACCUMULATED_HOOKS) : NULL, *made = NULL, *pair = NULL;
+    PyObject *key = PyLong_FromVoidPtr(value), *hooks = key ? GET(value, ACCUMULATED_HOOKS) : NULL,
+             *made = NULL, *pair = NULL;
     int failed = !hooks;
     if (!failed && !PyDict_GetItemWithError(v->watched, key)) {
-        made = PyErr_Occurred() ? NULL : PyTuple_Pack(2, value, hooks == Py_None ? Py_True : Py_False);
+        made =
+            PyErr_Occurred() ? NULL : PyTuple_Pack(2, value, hooks == Py_None ? Py_True : Py_False);
         failed = !made || PyDict_SetItem(v->watched, key, made);
         Py_CLEAR(made);
     }
     int there = failed || hooks == Py_None ? 0 : PySequence_Contains(hooks, (PyObject *)v);
     if (!failed && there < 1) {
         PyObject *table = there ? NULL : hooks == Py_None ? new_hooks() : Py_NewRef(hooks);
-        failed = !table || PyObject_SetItem(table, (PyObject *)v, (PyObject *)v) || (hooks == Py_None && PyObject_SetAttr(value,
-            word[ACCUMULATED_HOOKS], table));
+        failed = !table || PyObject_SetItem(table, (PyObject *)v, (PyObject *)v) ||
+                 (hooks == Py_None && PyObject_SetAttr(value, word[ACCUMULATED_HOOKS], table));
         Py_XDECREF(table);
     }
     PyObject *owners = failed ? NULL : PyDict_GetItemWithError(v->owners, key);
@@ -52,23 +53,25 @@ static int watch_parameter(Arrival *v, PyObject *owner, PyObject *name, PyObject
     pair = failed ? NULL : PyTuple_Pack(2, owner, name);
     int known = pair ? PySequence_Contains(owners, pair) : -1;
     if (!known) {
-        PyObject *size = PyDict_GetItemWithError(v->sizes, owner), *more = PyLong_FromSsize_t(size ? PyLong_AsSsize_t(size) + 1 : 1);
-        failed = !more || PyErr_Occurred() || PyList_Append(owners, pair) || PyDict_SetItem(v->sizes, owner, more);
+        PyObject *size = PyDict_GetItemWithError(v->sizes, owner),
+                 *more = PyLong_FromSsize_t(size ? PyLong_AsSsize_t(size) + 1 : 1);
+        failed = !more || PyErr_Occurred() || PyList_Append(owners, pair) ||
+                 PyDict_SetItem(v->sizes, owner, more);
         Py_XDECREF(more);
     }
     Py_XDECREF(key), Py_XDECREF(hooks), Py_XDECREF(made), Py_XDECREF(pair);
     return failed || known < 0 ? -1 : 0;
 }
 
-/* --- calls of modules -------------------------------------------------------------------------------------------- */
+/* --- calls of modules
+ * -------------------------------------------------------------------------------------------- */
 
 /* What a module is called. */
 typedef struct {
     PyObject *weak, *path, *full;
 } Known;
 typedef struct {
-    PyObject_HEAD
-    Fast *fast;
+    PyObject_HEAD Fast *fast;
     PyObject *tap, *kind, *module_class, *fx_traces;
     Arrival *arrival; /* NULL where gradients of parameters are not wanted */
     char records;
@@ -78,28 +81,35 @@ typedef struct {
 } Around;
 
 static PyObject *class_name(PyObject *module) {
-    PyObject *name = GET((PyObject *)Py_TYPE(module), TYPE_NAME), *text = name ? PyObject_Str(name) : NULL;
+    PyObject *name = GET((PyObject *)Py_TYPE(module), TYPE_NAME),
+             *text = name ? PyObject_Str(name) : NULL;
     Py_XDECREF(name);
     return text;
 }
 static const Known *known_as(Around *a, PyObject *module, PyObject *above) {
     PyTypeObject *type = Py_TYPE(module);
     uint64_t *at = table_find(&a->known, (uint64_t)module, (uint64_t)type, 0);
-    if (at && PyWeakref_GetObject(a->list[*at].weak) == module) return GONE(known_modules), a->list + *at;
-    PyObject *names = GET(a->tap, NAMES_OF), *path = NULL, *full = NULL, *weak = PyWeakref_NewRef(module, NULL);
+    if (at && PyWeakref_GetObject(a->list[*at].weak) == module)
+        return GONE(known_modules), a->list + *at;
+    PyObject *names = GET(a->tap, NAMES_OF), *path = NULL, *full = NULL,
+             *weak = PyWeakref_NewRef(module, NULL);
     if (names && weak) path = PyObject_CallMethodObjArgs(names, word[OF], module, above, NULL);
     PyObject *name = path ? class_name(module) : NULL;
-    if (name) full = PyUnicode_GetLength(path) ? PyUnicode_FromFormat("%U.%U", path, name) : Py_NewRef(name);
+    if (name)
+        full =
+            PyUnicode_GetLength(path) ? PyUnicode_FromFormat("%U.%U", path, name) : Py_NewRef(name);
     Py_XDECREF(names), Py_XDECREF(name);
     size_t place = at ? *at : a->count;
-    if (!full || (!at && (grow(&a->list, &a->room, place + 1, sizeof *a->list) || table_put(&a->known,
-        (uint64_t)module, (uint64_t)type, 0, place)))) {
+    if (!full || (!at && (grow(&a->list, &a->room, place + 1, sizeof *a->list) ||
+                             table_put(&a->known, (uint64_t)module, (uint64_t)type, 0, place)))) {
         Py_XDECREF(weak), Py_XDECREF(path), Py_XDECREF(full);
         return NULL;
     }
     Known *known = a->list + place;
-    if (at) Py_DECREF(known->weak), Py_DECREF(known->path), Py_DECREF(known->full);
-    else a->count++;
+    if (at)
+        Py_DECREF(known->weak), Py_DECREF(known->path), Py_DECREF(known->full);
+    else
+        a->count++;
     *known = (Known){weak, path, full};
     return known;
 }
@@ -110,12 +120,14 @@ static int is_usual(Around *a, State *s, PyObject *module) {
     int tracing = traces(f);
     if (tracing) return tracing < 0 ? -1 : 0;
     if ((tracing = truth_of(PyObject_CallNoArgs(a->fx_traces)))) return tracing < 0 ? -1 : 0;
-    if (s->compiled || (s->busy && s->in_c)) return 0; /* a finalizer that runs inside our own code */
+    if (s->compiled || (s->busy && s->in_c))
+        return 0; /* a finalizer that runs inside our own code */
     int is_module = PyObject_IsInstance(module, a->module_class);
     if (is_module <= 0) return is_module;
     Py_ssize_t depth = PyList_Size(s->object[MODULES]);
     PyObject *mode = s->object[MODE], *alone;
-    if (s->busy || !mode || mode == Py_None || depth % STRETCH == 0) return 2; /* also the outermost */
+    if (s->busy || !mode || mode == Py_None || depth % STRETCH == 0)
+        return 2; /* also the outermost */
     if (!(alone = GET(a->tap, ALONE))) return -1;
     Py_DECREF(alone);
     return alone == Py_None ? 1 : 2;
@@ -133,9 +145,11 @@ static int show_parameters(Around *a, Call *c, PyObject *module) {
     for (Py_ssize_t at = 0, size = items ? PyList_Size(items) : 0; !failed && at < size; at++) {
         PyObject *pair = PyList_GetItem(items, at), *key = PyTuple_GetItem(pair, 0);
         PyObject *value = key ? PyTuple_GetItem(pair, 1) : NULL;
-        if (!value) failed = 1;
-        else if (value != Py_None) failed = show_named(a->fast, c, PARAMETERS, key, value) || (a->arrival &&
-            watch_parameter(a->arrival, c->name, key, value));
+        if (!value)
+            failed = 1;
+        else if (value != Py_None)
+            failed = show_named(a->fast, c, PARAMETERS, key, value) ||
+                     (a->arrival && watch_parameter(a->arrival, c->name, key, value));
     }
     Py_XDECREF(items);
     return failed;
@@ -148,7 +162,8 @@ typedef struct {
     int64_t sequence;
     int follow;
 } Begun;
-static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject *kwargs, Begun *begun) {
+static int begin(
+    Around *a, State *s, PyObject *frame, PyObject *args, PyObject *kwargs, Begun *begun) {
     Fast *f = a->fast;
     PyObject *module = PyTuple_GetItem(args, 0), *modules = s->object[MODULES];
     PyObject *above = PyTuple_GetItem(PyList_GetItem(modules, PyList_Size(modules) - 1), 0);
@@ -164,7 +179,8 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
         for (Py_ssize_t at = 0; !failed && PyDict_Next(kwargs, &at, &key, &value);)
             failed = show_named(f, c, INPUT, key, value);
         failed = failed || show_parameters(a, c, module);
-        if (!failed && a->arrival && !PyUnicode_CheckExact(path)) { /* a graph: nobody calls the modules it is made of */
+        if (!failed && a->arrival &&
+            !PyUnicode_CheckExact(path)) { /* a graph: nobody calls the modules it is made of */
             PyObject *done = PyObject_CallMethodObjArgs(a->tap, word[WATCH_BELOW], path, NULL);
             failed = !done;
             Py_XDECREF(done);
@@ -172,11 +188,13 @@ static int begin(Around *a, State *s, PyObject *frame, PyObject *args, PyObject 
     }
     if (!failed && a->records) {
         begun->follow = follows(f, c);
-        failed = begun->follow < 0 || (begun->follow && find_edges(f, &begun->edges, begun->rest, kwargs, 1, is_graph_known()));
+        failed = begun->follow < 0 ||
+                 (begun->follow && find_edges(f, &begun->edges, begun->rest, kwargs, 1));
     }
     if (!failed) {
         PyObject *stack = PyLong_FromLongLong(c->stack);
-        PyObject *entry = stack ? PyTuple_Pack(4, path, c->wanted ? (PyObject *)c : Py_None, frame, stack) : NULL;
+        PyObject *entry =
+            stack ? PyTuple_Pack(4, path, c->wanted ? (PyObject *)c : Py_None, frame, stack) : NULL;
         failed = !entry || PyList_Append(modules, entry);
         Py_XDECREF(stack), Py_XDECREF(entry);
         if (!failed) begun->sequence = sequence_now(f);
@@ -200,33 +218,36 @@ static int border_of(Around *a, PyObject *module) {
     Py_DECREF(name);
     return failed;
 }
-static PyObject *run_module(Around *a, State *s, PyObject *original, PyObject *args, PyObject *kwargs) {
+static PyObject *run_module(
+    Around *a, State *s, PyObject *original, PyObject *args, PyObject *kwargs) {
     Fast *f = a->fast;
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *result = NULL, *kind, *error, *trace;
     Py_ssize_t depth = PyList_Size(s->object[MODULES]);
     Begun begun = {0};
-    Quiet quiet = {0};
     if (enter(f, s) < 0) return NULL;
     GONE(modules);
-    int failed = unheard(f, &quiet) || begin(a, s, frame, args, kwargs, &begun);
-    heard_again(&quiet);
+    int quiet = !unheard(f, s), failed = !quiet || begin(a, s, frame, args, kwargs, &begun);
+    if (quiet) heard_again(f, s);
     if (failed) begun.follow = 0, failed = border_of(a, PyTuple_GetItem(args, 0));
     leave(f, s);
     Call *c = begun.call;
     if (!failed && c && c->wanted) failed = PyList_Append(s->object[CALLS], (PyObject *)c);
     if (!failed) result = PyObject_Call(original, args, kwargs);
     PyErr_Fetch(&kind, &error, &trace);
-    if (PyList_SetSlice(s->object[MODULES], depth, PyList_Size(s->object[MODULES]), NULL)) PyErr_Clear();
+    if (PyList_SetSlice(s->object[MODULES], depth, PyList_Size(s->object[MODULES]), NULL))
+        PyErr_Clear();
     if (c && c->wanted) unwind(s->object[CALLS], (PyObject *)c);
     PyErr_Restore(kind, error, trace);
     if (c && !failed && !result) close_raised(f, c);
     if (result && c && (c->wanted || begun.follow)) {
         int entered = enter(f, s);
-        quiet = (Quiet){0};
-        failed = entered < 0 || unheard(f, &quiet);
-        if (!failed && c->wanted) failed = show(f, c, OUTPUT, f->nowhere, 0, result, NULL, 0) || close_call(f, c);
-        if (!failed && begun.follow) failed = arm(f, c, begun.sequence, &begun.edges, begun.rest, kwargs, result);
-        heard_again(&quiet);
+        quiet = entered >= 0 && !unheard(f, s);
+        failed = !quiet;
+        if (!failed && c->wanted)
+            failed = show(f, c, OUTPUT, f->nowhere, 0, result, NULL, 0) || close_call(f, c);
+        if (!failed && begun.follow)
+            failed = arm(f, c, begun.sequence, &begun.edges, begun.rest, kwargs, result);
+        if (quiet) heard_again(f, s);
         if (failed && border_of(a, PyTuple_GetItem(args, 0))) Py_CLEAR(result);
         if (entered > 0) leave(f, s);
     }
@@ -242,10 +263,12 @@ static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
     int usual = a->fast->active;
     State *s = usual ? state_here(a->fast) : NULL;
     if (usual) usual = !s ? -1 : PyTuple_Size(args) ? is_usual(a, s, PyTuple_GetItem(args, 0)) : 0;
-    if (usual < 0 && border_of(a, PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : Py_None)) return NULL;
+    if (usual < 0 && border_of(a, PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : Py_None))
+        return NULL;
     if (usual < 0) usual = 0; /* it runs unrecorded */
     if (!usual) return PyObject_Call(original, args, kwargs);
-    if (usual == 2) return PyObject_CallMethodObjArgs(a->tap, word[AROUND], original, args, kwargs, NULL);
+    if (usual == 2)
+        return PyObject_CallMethodObjArgs(a->tap, word[AROUND], original, args, kwargs, NULL);
     Py_INCREF(s);
     PyObject *result = run_module(a, s, original, args, kwargs);
     Py_DECREF(s);
@@ -255,9 +278,11 @@ static PyObject *around_call(Around *a, PyObject *all, PyObject *none) {
 static int around_init(Around *a, PyObject *args, PyObject *kwargs) {
     PyObject *fast, *tap, *kind, *class, *traces, *arrival;
     int records;
-    if (!PyArg_ParseTuple(args, "OOUOOOp", &fast, &tap, &kind, &class, &traces, &arrival, &records)) return -1;
+    if (!PyArg_ParseTuple(args, "OOUOOOp", &fast, &tap, &kind, &class, &traces, &arrival, &records))
+        return -1;
     a->fast = (Fast *)Py_NewRef(fast), a->tap = Py_NewRef(tap), a->kind = Py_NewRef(kind);
-    a->module_class = Py_NewRef(class), a->fx_traces = Py_NewRef(traces), a->records = (char)records;
+    a->module_class = Py_NewRef(class), a->fx_traces = Py_NewRef(traces),
+    a->records = (char)records;
     a->arrival = arrival == Py_None ? NULL : (Arrival *)Py_NewRef(arrival);
     return 0;
 }
@@ -269,24 +294,28 @@ static int around_traverse(Around *a, visitproc visit, void *arg) {
     return 0;
 }
 static int around_clear(Around *a) {
-    Py_CLEAR(a->fast); Py_CLEAR(a->tap); Py_CLEAR(a->arrival);
+    Py_CLEAR(a->fast);
+    Py_CLEAR(a->tap);
+    Py_CLEAR(a->arrival);
     return 0;
 }
 static void around_dealloc(Around *a) {
     PyTypeObject *type = Py_TYPE(a);
     PyObject_GC_UnTrack(a);
     around_clear(a);
-    for (size_t i = 0; i < a->count; i++) Py_DECREF(a->list[i].weak), Py_DECREF(a->list[i].path), Py_DECREF(a->list[i].full);
+    for (size_t i = 0; i < a->count; i++)
+        Py_DECREF(a->list[i].weak), Py_DECREF(a->list[i].path), Py_DECREF(a->list[i].full);
     free(a->list);
     table_empty(&a->known);
     Py_XDECREF(a->kind), Py_XDECREF(a->module_class), Py_XDECREF(a->fx_traces);
     PyObject_GC_Del(a);
     Py_DECREF(type);
 }
-static PyType_Slot around_slots[] = {{Py_tp_init, around_init}, {Py_tp_call, around_call}, {Py_tp_dealloc,
-    around_dealloc}, {Py_tp_traverse, around_traverse}, {Py_tp_clear, around_clear}, {0, NULL}};
-PyType_Spec around_spec = {
-    "ulpscope.native._taps.Around", sizeof(Around), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, around_slots};
+static PyType_Slot around_slots[] = {{Py_tp_init, around_init}, {Py_tp_call, around_call},
+    {Py_tp_dealloc, around_dealloc}, {Py_tp_traverse, around_traverse}, {Py_tp_clear, around_clear},
+    {0, NULL}};
+PyType_Spec around_spec = {"ulpscope.native._taps.Around", sizeof(Around), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, around_slots};
 
 static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyObject *grad) {
     Fast *f = v->fast;
@@ -294,7 +323,8 @@ static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyOb
     Call *opened = NULL;
     int failed = 0;
     if (found) {
-        opened = (Call *)Py_NewRef(PyTuple_GetItem(found, 0)), seen = Py_NewRef(PyTuple_GetItem(found, 1));
+        opened = (Call *)Py_NewRef(PyTuple_GetItem(found, 0)),
+        seen = Py_NewRef(PyTuple_GetItem(found, 1));
         if (PySet_Contains(seen, key) == 1) {
             failed = close_call(f, opened);
             Py_CLEAR(opened);
@@ -312,8 +342,8 @@ static int arrived_at(Arrival *v, State *s, PyObject *owner, PyObject *key, PyOb
     if (!failed && opened->wanted) failed = show_named(f, opened, PARAMETERS, key, grad);
     if (!failed) {
         PyObject *size = PyDict_GetItemWithError(v->sizes, owner);
-        if (PySet_Size(seen) >= (size ? PyLong_AsSsize_t(size) : 0)) failed = close_call(f, opened) || PyDict_DelItem(
-            v->open, owner);
+        if (PySet_Size(seen) >= (size ? PyLong_AsSsize_t(size) : 0))
+            failed = close_call(f, opened) || PyDict_DelItem(v->open, owner);
     }
     Py_XDECREF((PyObject *)opened), Py_XDECREF(seen);
     return failed ? -1 : 0;
@@ -327,16 +357,17 @@ static PyObject *arrival_call(Arrival *v, PyObject *args, PyObject *none) {
     if (entered < 0) return NULL;
     if (!entered) Py_RETURN_NONE;
     GONE(arrivals);
-    Quiet quiet = {0};
-    PyObject *key = unheard(f, &quiet) ? NULL : PyLong_FromVoidPtr(value), *grad = key ? GET(value, GRAD) : NULL;
-    PyObject *owners = grad ? PyDict_GetItemWithError(v->owners, key) : NULL, *all = owners ? PySequence_Tuple(owners) : NULL;
+    int quiet = !unheard(f, s);
+    PyObject *key = quiet ? PyLong_FromVoidPtr(value) : NULL, *grad = key ? GET(value, GRAD) : NULL;
+    PyObject *owners = grad ? PyDict_GetItemWithError(v->owners, key) : NULL,
+             *all = owners ? PySequence_Tuple(owners) : NULL;
     int failed = !grad || PyErr_Occurred();
     for (Py_ssize_t at = 0, size = all ? PyTuple_Size(all) : 0; !failed && at < size; at++) {
         PyObject *pair = PyTuple_GetItem(all, at);
         failed = arrived_at(v, s, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1), grad);
     }
     Py_XDECREF(key), Py_XDECREF(grad), Py_XDECREF(all);
-    heard_again(&quiet);
+    if (quiet) heard_again(f, s);
     if (failed) {
         PyObject *what = PyUnicode_FromString("gradients");
         failed = !what || border(f, v->kind, what, 0);
@@ -351,13 +382,15 @@ static PyObject *arrival_leave(Arrival *v, PyObject *none) {
     PyObject *all = PyDict_Values(v->watched), *value, *was_none;
     int failed = !all;
     for (Py_ssize_t at = 0, size = all ? PyList_Size(all) : 0; !failed && at < size; at++) {
-        if (!PyArg_ParseTuple(PyList_GetItem(all, at), "OO", &value, &was_none)) return Py_DECREF(all), NULL;
+        if (!PyArg_ParseTuple(PyList_GetItem(all, at), "OO", &value, &was_none))
+            return Py_DECREF(all), NULL;
         PyObject *hooks = GET(value, ACCUMULATED_HOOKS);
         failed = !hooks;
         if (hooks && hooks != Py_None) {
             int there = PySequence_Contains(hooks, (PyObject *)v);
-            failed = there < 0 || (there && PyObject_DelItem(hooks, (PyObject *)v)) || (was_none == Py_True && !PyObject_Size(hooks) &&
-                PyObject_SetAttr(value, word[ACCUMULATED_HOOKS], Py_None));
+            failed = there < 0 || (there && PyObject_DelItem(hooks, (PyObject *)v)) ||
+                     (was_none == Py_True && !PyObject_Size(hooks) &&
+                         PyObject_SetAttr(value, word[ACCUMULATED_HOOKS], Py_None));
         }
         Py_XDECREF(hooks);
     }
@@ -366,12 +399,14 @@ static PyObject *arrival_leave(Arrival *v, PyObject *none) {
     PyDict_Clear(v->watched);
     Py_RETURN_NONE;
 }
-static PyMethodDef arrival_methods[] = {{"leave", (PyCFunction)arrival_leave, METH_NOARGS, "Takes it off every parameter."}, {NULL,
-    NULL, 0, NULL}};
+static PyMethodDef arrival_methods[] = {
+    {"leave", (PyCFunction)arrival_leave, METH_NOARGS, "Takes it off every parameter."},
+    {NULL, NULL, 0, NULL}};
 static int arrival_init(Arrival *v, PyObject *args, PyObject *kwargs) {
     PyObject *fast, *watched, *owners, *open, *sizes, *kind;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!U", &fast, &PyDict_Type, &watched, &PyDict_Type, &owners, &PyDict_Type, &open,
-        &PyDict_Type, &sizes, &kind)) return -1;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!U", &fast, &PyDict_Type, &watched, &PyDict_Type, &owners,
+            &PyDict_Type, &open, &PyDict_Type, &sizes, &kind))
+        return -1;
     v->watched = Py_NewRef(watched);
     v->fast = (Fast *)Py_NewRef(fast), v->owners = Py_NewRef(owners), v->open = Py_NewRef(open);
     v->sizes = Py_NewRef(sizes), v->kind = Py_NewRef(kind);
@@ -386,7 +421,10 @@ static int arrival_traverse(Arrival *v, visitproc visit, void *arg) {
     return 0;
 }
 static int arrival_clear(Arrival *v) {
-    Py_CLEAR(v->fast); Py_CLEAR(v->watched); Py_CLEAR(v->owners); Py_CLEAR(v->open);
+    Py_CLEAR(v->fast);
+    Py_CLEAR(v->watched);
+    Py_CLEAR(v->owners);
+    Py_CLEAR(v->open);
     return 0;
 }
 static void arrival_dealloc(Arrival *v) {
@@ -397,8 +435,8 @@ static void arrival_dealloc(Arrival *v) {
     PyObject_GC_Del(v);
     Py_DECREF(type);
 }
-static PyType_Slot arrival_slots[] = {{Py_tp_init, arrival_init}, {Py_tp_call, arrival_call}, {Py_tp_dealloc,
-    arrival_dealloc}, {Py_tp_traverse, arrival_traverse}, {Py_tp_clear, arrival_clear}, {Py_tp_methods, arrival_methods},
-    {0, NULL}};
-PyType_Spec arrival_spec = {
-    "ulpscope.native._taps.Arrival", sizeof(Arrival), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, arrival_slots};
+static PyType_Slot arrival_slots[] = {{Py_tp_init, arrival_init}, {Py_tp_call, arrival_call},
+    {Py_tp_dealloc, arrival_dealloc}, {Py_tp_traverse, arrival_traverse},
+    {Py_tp_clear, arrival_clear}, {Py_tp_methods, arrival_methods}, {0, NULL}};
+PyType_Spec arrival_spec = {"ulpscope.native._taps.Arrival", sizeof(Arrival), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, arrival_slots};

@@ -13,8 +13,8 @@ static struct {
 static void find_frames(void) {
     frames.looked = 1;
 #ifndef _WIN32
-    void *found[] = {dlsym(RTLD_DEFAULT, "PyFrame_GetBack"), dlsym(RTLD_DEFAULT, "PyFrame_GetLasti"), dlsym(RTLD_DEFAULT,
-        "PyFrame_GetVar")};
+    void *found[] = {dlsym(RTLD_DEFAULT, "PyFrame_GetBack"),
+        dlsym(RTLD_DEFAULT, "PyFrame_GetLasti"), dlsym(RTLD_DEFAULT, "PyFrame_GetVar")};
     memcpy(&frames.back, found, sizeof *found), memcpy(&frames.lasti, found + 1, sizeof *found);
     memcpy(&frames.variable, found + 2, sizeof *found);
 #endif
@@ -28,7 +28,8 @@ PyObject *frame_back(PyObject *frame) {
 /* Whether `above` is it, or called it; -1 after an error. */
 int frame_is_below(PyObject *frame, PyObject *above) {
     PyObject *walk = Py_NewRef(frame), *back;
-    for (; walk && walk != above && walk != Py_None; walk = back) back = frame_back(walk), Py_DECREF(walk);
+    for (; walk && walk != above && walk != Py_None; walk = back)
+        back = frame_back(walk), Py_DECREF(walk);
     Py_XDECREF(walk);
     return walk ? walk == above : -1;
 }
@@ -37,7 +38,8 @@ int64_t frame_lasti(PyObject *frame) {
     return frames.lasti ? frames.lasti(frame) : number_of(GET(frame, F_LASTI));
 }
 
-/* Whether a variable of a frame is this very object; 0 also where that cannot be asked, which needs Python 3.12. */
+/* Whether a variable of a frame is this very object; 0 also where that cannot be asked, which needs
+ * Python 3.12. */
 int frame_holds(PyObject *frame, PyObject *name, PyObject *value) {
     if (!frames.looked) find_frames();
     PyObject *found = frames.variable && name != Py_None ? frames.variable(frame, name) : NULL;
@@ -49,9 +51,11 @@ int frame_holds(PyObject *frame, PyObject *name, PyObject *value) {
 int code_class(Fast *f, PyObject *code) {
     uint64_t *found = table_find(&f->codes, (uint64_t)code, 0, 0);
     if (found) return (int)*found;
-    int64_t number = number_of(PyObject_CallMethodObjArgs(f->given[NAMES], word[CODE_CLASS], code, NULL));
-    if (PyErr_Occurred() || PyList_Append(f->kept, code) || table_put(&f->codes, (uint64_t)code, 0, 0,
-        (uint64_t)number)) return -1;
+    int64_t number =
+        number_of(PyObject_CallMethodObjArgs(f->given[NAMES], word[CODE_CLASS], code, NULL));
+    if (PyErr_Occurred() || PyList_Append(f->kept, code) ||
+        table_put(&f->codes, (uint64_t)code, 0, 0, (uint64_t)number))
+        return -1;
     return (int)number;
 }
 
@@ -81,21 +85,28 @@ int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, in
         uint64_t *next = table_find(&f->links, spots[2 * i], spots[2 * i + 1], chain);
         if (!next) {
             PyObject *code = (PyObject *)spots[2 * i];
-            if (PyList_Append(f->kept, code) || grow(&f->chains, &f->chain_room, f->chain_count + 1,
-                sizeof *f->chains) ||
-                table_put(&f->links, spots[2 * i], spots[2 * i + 1], chain, f->chain_count)) goto done;
+            if (PyList_Append(f->kept, code) ||
+                grow(&f->chains, &f->chain_room, f->chain_count + 1, sizeof *f->chains) ||
+                table_put(&f->links, spots[2 * i], spots[2 * i + 1], chain, f->chain_count))
+                goto done;
             f->chains[f->chain_count] = (Chain){NULL, 0};
             chain = f->chain_count++;
-        } else chain = *next;
+        } else
+            chain = *next;
     }
     uint64_t *known = table_find(&f->stacks, chain + 1, (uint64_t)(above + 1), 0);
-    if (known) GONE(known_stacks), result = (int64_t)*known;
+    if (known)
+        GONE(known_stacks), result = (int64_t)*known;
     else {
         if (!f->chains[chain].json) {
-            PyObject *told = PyObject_CallMethodObjArgs(f->given[STACKS], word[FRAMES_TEXT], frame, stop ? stop :
-                Py_None, NULL), *text;
+            PyObject *told = PyObject_CallMethodObjArgs(
+                         f->given[STACKS], word[FRAMES_TEXT], frame, stop ? stop : Py_None, NULL),
+                     *text;
             int found_bits;
-            if (!told || !PyArg_ParseTuple(told, "Oi", &text, &found_bits)) { Py_XDECREF(told); goto done; }
+            if (!told || !PyArg_ParseTuple(told, "Oi", &text, &found_bits)) {
+                Py_XDECREF(told);
+                goto done;
+            }
             PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");
             Py_DECREF(told);
             if (!bytes) goto done;
@@ -104,8 +115,10 @@ int64_t stack_number(Fast *f, PyObject *frame, PyObject *stop, int64_t above, in
         result = frames_stack((Frames *)f->given[FRAMES], f->chains[chain].json, above);
         uint64_t *over = above < 0 ? NULL : table_find(&f->marked, (uint64_t)above + 1, 0, 0);
         uint64_t mark = (uint64_t)f->chains[chain].bits | (over ? *over : 0);
-        if (result < 0 || table_put(&f->stacks, chain + 1, (uint64_t)(above + 1), 0, (uint64_t)result) ||
-            (mark && table_put(&f->marked, (uint64_t)result + 1, 0, 0, mark))) result = -1;
+        if (result < 0 ||
+            table_put(&f->stacks, chain + 1, (uint64_t)(above + 1), 0, (uint64_t)result) ||
+            (mark && table_put(&f->marked, (uint64_t)result + 1, 0, 0, mark)))
+            result = -1;
     }
     if (result >= 0 && bits) {
         uint64_t *mark = f->marked.used ? table_find(&f->marked, (uint64_t)result + 1, 0, 0) : NULL;

@@ -1,5 +1,5 @@
-/* Numbers for the texts and names of a step. What a text says stays known from step to step; its number
- * is given anew in each. */
+/* Numbers for the texts and names of a step. What a text says stays known from step to step; its
+ * number is given anew in each. */
 #include "capture.h"
 
 enum { MOST_NAMES = 4096 };
@@ -29,10 +29,11 @@ int64_t json_entry(Fast *f, PyObject *json) {
     int64_t found = indexed(f->json, json);
     if (found != -2) return found;
     PyObject *bytes = PyUnicode_AsEncodedString(json, "utf-8", "backslashreplace"),
-        *end = PyBytes_FromStringAndSize("\n", 1);
+             *end = PyBytes_FromStringAndSize("\n", 1);
     if (bytes && end) PyBytes_Concat(&bytes, end);
     Py_XDECREF(end);
-    if (!bytes || grow(&f->entries, &f->entry_room, f->entry_count + 1, sizeof *f->entries)) return -1;
+    if (!bytes || grow(&f->entries, &f->entry_room, f->entry_count + 1, sizeof *f->entries))
+        return -1;
     f->entries[f->entry_count] = (Entry){bytes, 0, 0};
     return index_put(f->json, json, (int64_t)f->entry_count) ? -1 : (int64_t)f->entry_count++;
 }
@@ -55,7 +56,8 @@ int64_t plain_entry(Fast *f, PyObject *text) {
 int64_t slot_entry(Fast *f, int role, PyObject *path) {
     if (PyTuple_Size(path) == 1 && PyLong_CheckExact(PyTuple_GetItem(path, 0))) {
         Py_ssize_t at = PyLong_AsSsize_t(PyTuple_GetItem(path, 0));
-        if (at >= 0 && at < MOST_PLACES && f->places[role][at] != NONE32) return f->places[role][at];
+        if (at >= 0 && at < MOST_PLACES && f->places[role][at] != NONE32)
+            return f->places[role][at];
         PyErr_Clear(); /* a key of a dictionary, larger than any place */
     }
     int64_t found = indexed(f->slot_index[role], path);
@@ -67,7 +69,8 @@ int64_t slot_entry(Fast *f, int role, PyObject *path) {
     Py_XDECREF(name), Py_XDECREF(content);
     return found < 0 || index_put(f->slot_index[role], path, found) ? -1 : found;
 }
-/* Of an argument that is told by its name: of the first ones the address tells, as they are kept. */
+/* Of an argument that is told by its name: of the first ones the address tells, as they are kept.
+ */
 int64_t named_slot(Fast *f, int role, PyObject *name) {
     uint64_t *met = table_find(&f->slots_met, (uint64_t)name, (uint64_t)role + 1, 0);
     if (met) return (int64_t)*met;
@@ -75,9 +78,13 @@ int64_t named_slot(Fast *f, int role, PyObject *name) {
     int64_t found = path ? slot_entry(f, role, path) : -1;
     Py_XDECREF(path);
     if (found < 0 || f->slots_met.used >= MOST_NAMES) return found;
-    return PyList_Append(f->kept, name) || table_put(&f->slots_met, (uint64_t)name, (uint64_t)role + 1, 0, (uint64_t)found) ? -1 : found;
+    return PyList_Append(f->kept, name) ||
+                   table_put(&f->slots_met, (uint64_t)name, (uint64_t)role + 1, 0, (uint64_t)found)
+               ? -1
+               : found;
 }
-/* The path of a place, always the same object for the first ones: thousands of them wait in hooks. */
+/* The path of a place, always the same object for the first ones: thousands of them wait in hooks.
+ */
 PyObject *place_path(Py_ssize_t at) {
     static PyObject *paths[MOST_PLACES];
     if (at < MOST_PLACES && paths[at]) return Py_NewRef(paths[at]);
@@ -103,8 +110,11 @@ int64_t named_at(Fast *f, PyObject *kind, PyObject *name) {
         found = -1;
         if (two >= 0 && !grow(&f->named, &f->named_room, f->named_count + 1, sizeof *f->named)) {
             f->named[f->named_count] = (Named){(uint32_t)one, (uint32_t)two, f->counted, {0}, 0};
-            if (!index_put(f->named_index, key, (int64_t)f->named_count)) found = (int64_t)f->named_count++;
-            if (found >= 0 && table_put(&f->names_met, (uint64_t)kind, (uint64_t)name, 0, (uint64_t)found)) found = -1;
+            if (!index_put(f->named_index, key, (int64_t)f->named_count))
+                found = (int64_t)f->named_count++;
+            if (found >= 0 &&
+                table_put(&f->names_met, (uint64_t)kind, (uint64_t)name, 0, (uint64_t)found))
+                found = -1;
         }
     }
     Py_XDECREF(key);

@@ -108,12 +108,19 @@ class Outcome:
                 told[Status.CHOICE] = found, (call_text(choice.comparison.match.call.id), _CHOSEN)
         # The first of them: in later steps a model begins with other parameters, of which its own call does not tell.
         unsteady = [
-            unit.divergence for unit in self.units if unit.divergence.steadiness.unsteady and not unit.surroundings
+            unit.divergence
+            for unit in self.units
+            if unit.divergence.steadiness.unsteady and not unit.surroundings and not any(self.alone)
         ]
         for found in unsteady[:1]:
             for first, text in found.steadiness.remarks:
                 told[id(first)] = found, (call_text(first.match.call.id), text)
         return [*told.values(), *((unit.divergence, each) for unit in self.units for each in unit.divergence.remarks)]
+
+    @property
+    def modules(self) -> dict[str, str]:
+        """Modules that are called otherwise in the reference, by their name in the target."""
+        return {mine: theirs for unit in self.units for mine, theirs in unit.divergence.modules.items()}
 
     @property
     def statuses(self) -> Counter[Status]:

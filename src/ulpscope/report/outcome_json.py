@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from ulpscope.compare.comparison import Comparison
@@ -53,6 +54,7 @@ def outcome_json(outcome: Outcome, advice: Advice) -> dict[str, Any]:
             {"step": found.step, "rank": found.rank, "call": name, "what": what}
             for found, (name, what) in outcome.remarks
         ],
+        "modules": outcome.modules,
         "only_reference": list(outcome.only_reference),
         "only_target": list(outcome.only_target),
         "incomplete": outcome.lacks,
@@ -72,7 +74,7 @@ def finding_json(outcome: Outcome, finding: Finding) -> dict[str, Any]:
     return {
         "status": finding.status.value,
         "call": call_text(finding.call),
-        "reference_call": None if match.reference is None else call_text(match.reference.id),
+        "reference_call": _reference_call(finding),
         "matched_by": match.how.value,
         "module": finding.where,
         "order": match.call.seq,
@@ -85,7 +87,16 @@ def finding_json(outcome: Outcome, finding: Finding) -> dict[str, Any]:
         "why": finding.text,
         "values": [_value_json(each) for each in finding.comparison.values],
         "source": _source_json(outcome.stack(finding)),
+        "region": None if finding.beside is None else asdict(finding.beside),
     }
+
+
+def _reference_call(finding: Finding) -> str | None:
+    """The counterpart, or the first call that the reference makes there."""
+    reference, beside = finding.comparison.match.reference, finding.beside
+    if reference is not None:
+        return call_text(reference.id)
+    return beside.reference[0].call if beside is not None and beside.reference else None
 
 
 def _value_json(each: Comparison) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Lines are pieces of text with a style each; the command line colours them on a t
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from ulpscope.compare.comparison import Code, Comparison, Level
 from ulpscope.compare.verdict import ROUNDINGS
 from ulpscope.findings.advice import Advice
-from ulpscope.findings.model import Divergence, Finding, Status
+from ulpscope.findings.model import Beside, CallPlace, Divergence, Finding, Status
 from ulpscope.model.names import MODULE, call_text, slot_text
 from ulpscope.model.records import Frame, Phase, Role
 from ulpscope.report.outcome import Answer, Outcome
@@ -88,6 +89,10 @@ def _head(outcome: Outcome) -> Iterator[Line]:
         shown = "; ".join(f"{key} {left} → {right}" for key, left, right in outcome.differences[:4])
         more = f"; {len(outcome.differences) - 4} more" if len(outcome.differences) > 4 else ""
         yield Piece("surroundings ", dim), Piece(shown + more)
+    if outcome.modules:
+        shown = ", ".join(f"{mine} is {theirs} there" for mine, theirs in list(outcome.modules.items())[:2])
+        more = f", {len(outcome.modules) - 2} more: ulpscope map" if len(outcome.modules) > 2 else ""
+        yield Piece("modules    ", "dim"), Piece(shown + more)
     for lack in outcome.lacks:
         yield Piece("incomplete ", "yellow"), Piece(lack)
     for word, places in (("reference", outcome.only_reference), ("target", outcome.only_target)):
@@ -104,6 +109,7 @@ def _headline(first: Finding) -> str:
         Status.SOURCE: "Differs before any call",
         Status.UNSURE: "Differs from here on",
         Status.UNMATCHED: alone,
+        Status.LOST: "Another result",
     }
     word = words.get(first.status, "First divergence")
     return f"{word}: {where + ', ' if where else ''}{name.rpartition('.')[2]}, {_phase(first)}"
@@ -123,17 +129,49 @@ def _finding(outcome: Outcome, finding: Finding, advice: Advice) -> Iterator[Lin
     yield Piece(name, "bold"), Piece(f"   call {match.call.seq}{other}", "dim")
     yield (Piece(_sentence(finding)),)
     yield ()
-    yield (Piece(_columns("", "", "error", "expected ≤", "÷", "cosine", ""), "dim"),)
-    rows = _chosen(finding.comparison.values)
+    rows = _chosen(finding.comparison.values) if None not in (match.reference, match.target) else []
+    if rows:
+        yield (Piece(_columns("", "", "error", "expected ≤", "÷", "cosine", ""), "dim"),)
     for each in rows:
         yield _row(finding, each)
-    if len(rows) < len(finding.comparison.values):
+    if 0 < len(rows) < len(finding.comparison.values):
         yield (Piece(f"  {len(finding.comparison.values) - len(rows)} more values that agree", "dim"),)
     yield from _source(outcome.stack(finding))
+    if finding.beside is not None:
+        yield from _beside(finding.beside)
     for text in outcome.origin.sentences:
         yield Piece("spread  ", "bold"), Piece(text)
     yield ()
     yield from ((Piece(line),) for line in textwrap.wrap(advice.text, 110))
+
+
+def _beside(beside: Beside) -> Iterator[Line]:
+    """Both sides' calls between the values that both have."""
+    yield ()
+    yield (Piece(f"  {'reference':<60} target", "dim"),)
+    for anchor in beside.before[:_FEW]:
+        yield (Piece(f"  = {anchor.reference:<58} = {anchor.target}   {_number(anchor.error)}", "dim"),)
+    for left, right in itertools.zip_longest(beside.reference, beside.target):
+        yield Piece(f"  {_call_place(left):<60} "), Piece(_call_place(right))
+    more = [
+        count - len(shown)
+        for count, shown in ((beside.of_reference, beside.reference), (beside.of_target, beside.target))
+    ]
+    if any(more):
+        yield (Piece(f"  {_more(more[0]):<60} {_more(more[1])}", "dim"),)
+    for anchor in beside.after[:_FEW]:
+        yield (Piece(f"  = {anchor.reference:<58} = {anchor.target}   {_number(anchor.error)}", "dim"),)
+
+
+def _call_place(place: CallPlace | None) -> str:
+    if place is None:
+        return ""
+    source = place.source.rpartition("/")[2]
+    return f"{place.call}  {source}"
+
+
+def _more(count: int) -> str:
+    return f"{_count(count)} more" if count > 0 else ""
 
 
 def _sentence(finding: Finding) -> str:
@@ -210,6 +248,9 @@ def verdict_line(outcome: Outcome) -> str:
     """What there is to say where no call is named, behind its mark."""
     match outcome.answer:
         case Answer.AGREES:
+            if any(outcome.alone):
+                theirs, mine = (outcome.calls - alone for alone in reversed(outcome.alone))
+                return f"✓ The runs agree, by other calls: {_count(mine)} here, {_count(theirs)} in the reference come to the same values."
             return "✓ The runs agree: nothing differs by more than rounding explains."
         case Answer.INCOMPLETE:
             choice = outcome.choice
@@ -229,6 +270,7 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
         f"{_count(statuses[status])} {text}"
         for status, text in (
             (Status.INTRODUCED, "introduce error"),
+            (Status.LOST, "give what the reference has nowhere"),
             (Status.SOURCE, "got other values from outside"),
             (Status.UNSURE, "got what was not recorded"),
             (Status.INHERITED, "inherit it"),
@@ -255,7 +297,8 @@ def _tail(outcome: Outcome, commands: Sequence[str]) -> Iterator[Line]:
             order = str(each.comparison.match.call.seq)
             yield (Piece(_suspect(order, call_text(each.call), str(each.rank), f"{into} → {out}", weight), style),)
     found = [unit.divergence for unit in outcome.units]
-    yield from _some("unmatched  ", [(each, told) for each in found for told in each.alone], sum(outcome.alone))
+    if outcome.answer is not Answer.AGREES:
+        yield from _some("unmatched  ", [(each, told) for each in found for told in each.alone], sum(outcome.alone))
     unknown = [(each, told) for each in found for told in each.unknown]
     yield from _some("unknown    ", unknown, sum(each.unknown_count for each in found))
     yield from _some("remark     ", outcome.remarks, len(outcome.remarks))

@@ -9,6 +9,7 @@ engine adds to a gradient in place only while nobody else has its storage.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from ulpscope.frameworks.torch.nodes import (
     Leaving,
     Parts,
     Roots,
+    accumulator,
     all_older,
     edge_of,
     in_node_order,
@@ -42,6 +44,12 @@ _SCALARS = frozenset({int, float, bool, str, type(None)})
 _ONE: dict[int, Path] = {0: (0,)}
 _PLACES: list[Path] = [(place,) for place in range(32)]
 _no_functions = internals.no_functions
+
+
+class _Hooks(dict[Any, Any]):
+    """The hooks of a node, as torch wants them: the program's handles refer to it weakly."""
+
+    __slots__ = ("__weakref__",)
 
 
 class _Gradients:
@@ -127,7 +135,13 @@ class BackwardTap:
         self.observer = observer
         self._fast = observer.fast
         if self._fast is not None:
-            self._fast.give(added=_sum, modes=internals.count_dispatch_modes)
+            self._fast.give(
+                added=_sum,
+                modes=internals.count_dispatch_modes,
+                accumulator=accumulator(),
+                table=_Hooks,
+                untracked=not gc.is_tracked({}),
+            )
         self._node_order = node_order
         self._unfinished: dict[int, _Gradients] = {}
         self._armed = 0

@@ -31,14 +31,15 @@ class CodeSwap:
         self._original = function.__code__
         self._target: list[Callable[..., Any]] = []
         self._code: types.CodeType | None = None
+        self._passed = ""
         # What others are told of its arguments, while the code takes any.
         self._signature = None if hasattr(function, "__signature__") else inspect.signature(function)
 
     def install(self) -> None:
         self._twin = _twin(self.function, self._original)
-        self._target[:] = [functools.partial(self._around, self._twin)]
+        self._target[:] = [self._instead(self._twin)]
         if self._code is None:
-            self._code = _calling(self._target, self._original)
+            self._code = _calling(self._target, self._original, self._passed)
         self.function.__code__ = self._code
         if self._signature is not None:
             self.function.__signature__ = self._signature  # type: ignore[attr-defined]
@@ -51,9 +52,34 @@ class CodeSwap:
             self.function.__code__ = self._original
             if self._signature is not None:
                 vars(self.function).pop("__signature__", None)
-        twin = self._twin
         # The collector does not look into code objects: without this the cycle through its constant lives for ever.
-        self._target[:] = [lambda args, kwargs: twin(*args, **kwargs)]
+        self._target[:] = [self._plainly(self._twin)]
+
+    def _instead(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(self._around, original)
+
+    def _plainly(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda args, kwargs: original(*args, **kwargs)
+
+
+class StraightSwap(CodeSwap):
+    """What `instead(original)` makes runs in place of the function, with its own arguments: nothing of Python stands between."""
+
+    def __init__(self, function: Any, instead: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        super().__init__(function, _nothing)
+        code = function.__code__
+        self._passed = ", ".join(code.co_varnames[: code.co_argcount])
+        self._make = instead
+
+    def _instead(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return self._make(original)
+
+    def _plainly(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return original
+
+
+def _nothing(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return original(*args, **kwargs)
 
 
 class _Original:
@@ -149,9 +175,10 @@ def caller_of(frame: types.FrameType | None) -> types.FrameType | None:
     return frame
 
 
-def _calling(target: list[Callable[..., Any]], original: types.CodeType) -> types.CodeType:
-    """Code that hands its arguments to whatever is in `target`, with the same closure as the original."""
-    code = _template(original.co_freevars)
+def _calling(target: list[Callable[..., Any]], original: types.CodeType, passed: str) -> types.CodeType:
+    """Code that hands its arguments to whatever is in `target`, with the same closure as the original; all of them in a tuple and a
+    dictionary, unless their names are said."""
+    code = _template(original.co_freevars, passed)
     constants = tuple(target if constant == "__target__" else constant for constant in code.co_consts)
     return code.replace(co_consts=constants, co_name=original.co_name, co_filename=__file__)
 
@@ -162,12 +189,16 @@ def _shown(target: list[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict
 
 
 @functools.cache
-def _template(closure: tuple[str, ...]) -> types.CodeType:
+def _template(closure: tuple[str, ...], passed: str) -> types.CodeType:
     lines = ["def outer():"]
     lines += [f"    {name} = None" for name in closure]
-    lines += ["    def inner(*args, **kwargs):"]
+    lines += [f"    def inner({passed or '*args, **kwargs'}):"]
     lines += [f"        if 0: {name}" for name in closure]
-    lines += ["        target = '__target__'", "        return target[0](args, kwargs)", "    return inner"]
+    lines += [
+        "        target = '__target__'",
+        f"        return target[0]({passed or 'args, kwargs'})",
+        "    return inner",
+    ]
     scope: dict[str, Any] = {}
     tree = ast.parse("\n".join(lines))
     ast.increment_lineno(tree, _shown.__code__.co_firstlineno + 2 - len(lines))

@@ -7,6 +7,7 @@ the program has begun. Without any other the run is recorded with less, which is
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import sys
@@ -144,9 +145,10 @@ is_excluded = _ask(
 )
 
 
-def below_autograd() -> bool:
-    """Whether a kernel runs: autograd has had its turn."""
-    return AUTOGRAD is not None and bool(is_excluded(AUTOGRAD))
+# Whether a kernel runs: autograd has had its turn.
+below_autograd: Callable[[], bool] = functools.partial(
+    is_excluded if AUTOGRAD is not None else lambda key: False, AUTOGRAD
+)
 
 
 core: Any = _found("torch._C")
@@ -261,6 +263,10 @@ next_batch = _ask("torch.utils.data.dataloader._BaseDataLoaderIter.__next__", No
 optimizer_hooks = [_needed(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")]
 # What begins each backward pass; the oldest versions have no function of Python's there, but an object that anyone may exchange.
 run_engine = _found("torch.autograd.graph._engine_run_backward")
+
+
+# Puts a hook into the table of a node, and makes a handle of it.
+enter_hook = _found("torch.autograd.function._HookMixin._register_hook")
 
 
 # What TorchScript knows by the identity of a function of Python's.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ulpscope.frameworks.torch import tensors
+from ulpscope.frameworks.torch import internals, tensors
 from ulpscope.frameworks.torch.tensors import Path
 
 _LEAF = (1 << 64) - 1
@@ -16,6 +18,15 @@ Edges = dict[Any, list[Path]]
 Roots = dict[Any, dict[int, Path]]
 Leaving = dict[Any, list[tuple[int, Path]]]
 Parts = dict[Path, int]
+
+
+@functools.cache
+def accumulator() -> type:
+    """The class of the nodes that stand for leaves."""
+    with internals.no_functions(), internals.no_dispatch(), torch.inference_mode(False), torch.enable_grad():
+        made = torch.zeros(1, requires_grad=True).view(1)
+        assert made.grad_fn is not None
+        return type(made.grad_fn.next_functions[0][0])
 
 
 def graph_behind(roots: Any) -> Iterator[Any]:

@@ -341,6 +341,30 @@ def fused_sgd(
         params[at].sub_(lr * grad)
 
 
+def amp_unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    for grad in grads:
+        if not bool(torch.isfinite(grad).all()):
+            found_inf.fill_(1.0)
+        grad.mul_(inv_scale)
+
+
+def amp_update_scale(
+    scale: Tensor, tracker: Tensor, found_inf: Tensor, growth: float, backoff: float, interval: int
+) -> Tensor:
+    if bool(found_inf):
+        scale.mul_(backoff)
+        tracker.zero_()
+        return scale
+    tracker.add_(1)
+    if int(tracker) >= interval:
+        # A scale that would be infinite stays as it is.
+        larger = scale * growth
+        if bool(larger.abs() <= torch.finfo(torch.float32).max):
+            scale.copy_(larger)
+        tracker.zero_()
+    return scale
+
+
 def _margins(x: Tensor, target: Tensor) -> Tensor:
     return torch.exp(-x * target)
 
@@ -348,7 +372,7 @@ def _margins(x: Tensor, target: Tensor) -> Tensor:
 # What a kernel holds in its own dtype on the way: where that is out of range, so is what follows from it.
 INSIDE: dict[str, Callable[..., Tensor]] = {
     "soft_margin_loss": lambda x, target, *_: _margins(x, target),
-    "soft_margin_loss_backward": lambda grad, x, target, *_: _margins(x, target),
+    "soft_margin_loss_backward": lambda grad, x, target, *_: _margins(x, target) * target,
 }
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "mkldnn_rnn_layer": mkldnn_rnn_layer,
@@ -364,6 +388,8 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "cudnn_batch_norm": cudnn_batch_norm,
     "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
     "_cudnn_rnn_backward": cudnn_rnn_backward,
+    "_amp_foreach_non_finite_check_and_unscale": amp_unscale,
+    "_amp_update_scale": amp_update_scale,
     "_fused_adam": _fused_adam(decoupled=False),
     "_fused_adamw": _fused_adam(decoupled=True),
     "_fused_sgd": fused_sgd,

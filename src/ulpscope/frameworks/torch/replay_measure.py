@@ -176,7 +176,9 @@ def _measure(
         value = value.reshape(item.shape)
     if scale is not None:
         scale = scale.reshape(item.shape) if scale.numel() == item.numel() else scale.expand(item.shape)
-    dtype = _coarsest(args, kwargs, item.dtype) if plan.kind == "other" else item.dtype
+    # Fused kernels, and sums beside a map (gradients of a weight), may be worked out in the dtype of the inputs.
+    inside = plan.kind == "other" or (at > 0 and Trait.SUMS_BESIDE in traits(plan.name))
+    dtype = _coarsest(args, kwargs, item.dtype) if inside else item.dtype
     if plan.kind == "other" and scale is not None and dtype is torch.float16:
         scale = torch.hypot(scale, torch.full_like(scale, _underflow(args, kwargs)))
     factors = factors if dtype is torch.float32 else None

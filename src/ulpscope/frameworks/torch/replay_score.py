@@ -30,6 +30,7 @@ _MANY = 64  # fewer elements say nothing about a systematic error
 _NOTABLE, _NOTABLE_WIDE = 0.03, 0.25
 _FLOAT32 = 2.0**-24
 _CHANCE = 6.0  # standard errors that a mean may be off by chance, as in analyze.ledger
+_ANY = 1e300
 _CANCELLED = 1 / 16  # of its terms, an element that is smaller has cancelled
 _PLENTY = 1 << 15
 _BINS = 64
@@ -92,7 +93,8 @@ def rounded_score(
     if not math.isfinite(rms + size):
         finite, answer = _non_finite(y, expected, found.dtype)
         y, expected = y[finite], expected[finite]
-        scale = None if scale is None else scale.expand(finite.shape)[finite].nan_to_num(0.0, 0.0, 0.0)
+        # Where a term is no number, any error may be rounding.
+        scale = None if scale is None else scale.expand(finite.shape)[finite].nan_to_num(_ANY, _ANY, _ANY)
         if not y.numel():
             return {"rms": 0.0, "worst": 0.0, **answer}
         error = _units(y, expected, scale, unit, inner, least, working)
@@ -100,9 +102,7 @@ def rounded_score(
     count = y.numel()
     answer |= {"rms": rms / math.sqrt(count), "worst": worst, "total": total, "size": size}
     if unit > inner and not working and found.dtype is dtype:
-        nearest = expected.to(dtype).double()
-        room = (nearest - expected).abs_().add_(expected.abs() if scale is None else scale, alpha=inner)
-        answer["misrounded"] = int(((y != nearest) & ((y - expected).abs() > room)).sum()) / count
+        answer["misrounded"] = _misrounded(y, expected, scale, dtype, inner)
     if leans and count >= _MANY and rms:
         terms = None if scale is None else scale.expand(y.shape) * (_CANCELLED * (1.0 if working else inner / unit))
         answer |= _bias(*_thinned(y, expected, terms), unit, torch.finfo(dtype).tiny)
@@ -114,6 +114,13 @@ def rounded_score(
         clipped = (largest == top) & (expected.abs() > largest * (1 + 8 * unit))
         answer["profile"] |= {"top": float(top), "clipped": int(clipped.sum())}
     return answer
+
+
+def _misrounded(y: Tensor, expected: Tensor, scale: Tensor | None, dtype: torch.dtype, inner: float) -> float:
+    """The share of results that are not the nearest number, though what happened inside would let them be."""
+    nearest = expected.to(dtype).double()
+    room = (nearest - expected).abs_().add_(expected.abs() if scale is None else scale, alpha=inner)
+    return int(((y != nearest) & ((y - expected).abs() > room)).sum()) / y.numel()
 
 
 def _numbers(error: Tensor, y: Tensor) -> list[float]:

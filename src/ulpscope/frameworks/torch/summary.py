@@ -117,7 +117,6 @@ class TorchMeasurer:
             wrapped=internals.is_transformed,
             measure=None if self._payloads else measuring.MEASURE_FOR_C,
             measure_flags=self._flags,
-            ordinary=direct.is_ordinary,
             meant=is_meant_for_the_program,
             others={torch.dtype, torch.device, torch.Size, torch.memory_format, type(...)},
             tensor=Tensor,
@@ -131,7 +130,7 @@ class TorchMeasurer:
             inference=torch.is_inference_mode_enabled,
             resizable=internals.is_resizable,
         )
-        direct.learn()
+        direct.check()
         self._fast = fast
         self.row = fast.row  # type: ignore[method-assign]
 

@@ -22,7 +22,7 @@ import torch
 from ulpscope.frameworks.base import Observer, ThreadState
 from ulpscope.frameworks.interruption import in_our_code
 from ulpscope.frameworks.torch import internals
-from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, EngineSwap, bordered, watching
+from ulpscope.frameworks.torch.codeswap import Around, CodeSwap, EngineSwap, StraightSwap, bordered, watching
 from ulpscope.frameworks.torch.mode_dependent import nodes_run_without
 from ulpscope.frameworks.torch.mode_stacks import DISPATCH, FUNCTION, GONE, Stack, is_blind
 
@@ -71,6 +71,8 @@ class ThreadTap:
             if internals.run_engine is not None
             else EngineSwap(bordered(self._run_engine, "a backward pass", observer.trouble)),
         ]
+        if observer.fast is not None and internals.enter_hook is not None:
+            self._swaps.append(StraightSwap(internals.enter_hook, self._enter_hook))
         if make_dispatch_mode is not None:
             self._swaps += watching(internals.DispatchMode, "__exit__", self._leave_mode, observer.trouble)
         # Runs a backward pass that torch is going to compile.
@@ -216,6 +218,12 @@ class ThreadTap:
             _settling.end = time.monotonic() + _SETTLING
             del state.calls[depth:]  # a node that raised has left its call there
             self._after_backward()
+
+    def _enter_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        fast = self.observer.fast
+        fast.give(enter_plainly=original)
+        found: Callable[..., Any] = fast.enter_hook
+        return found
 
     def pause(self) -> None:
         """Gives the code back for a while."""
