@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ulpscope.capture.watch import RUN_VARIABLE
+from ulpscope.capture.folder import RUN_VARIABLE
 from ulpscope.model.errors import CaptureError
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"

@@ -13,6 +13,8 @@ from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.model.errors import CaptureError, cannot
 from ulpscope.store import registry, run_folder
 
+RUN_VARIABLE = "ULPSCOPE_RUN"  # the same in all processes of one run
+
 
 def absolute(path: str | Path) -> Path:
     """Where a path is now: the program may change its working folder later. Raises CaptureError where it has none."""

@@ -24,13 +24,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from ulpscope.capture.folder import absolute, claim, make_folder, token_of
+from ulpscope.capture.folder import RUN_VARIABLE, absolute, claim, make_folder, token_of
 from ulpscope.capture.recorder import Recorder
 from ulpscope.capture.selection import Selection
 from ulpscope.capture.sieve import OverflowSieve
 from ulpscope.capture.surroundings import Environment
 from ulpscope.capture.vendor import is_below, vendor_dump
-from ulpscope.capture.watch import RUN_VARIABLE
 from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.threads import at_work
 from ulpscope.frameworks.torch import devices, internals, probe

@@ -24,7 +24,6 @@ from ulpscope.model.errors import OverflowStop
 OPTIONS_VARIABLE = "ULPSCOPE_CAPTURE"
 Begin = Callable[[dict[str, Any]], None]
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-RUN_VARIABLE = "ULPSCOPE_RUN"  # the same in all processes of one run
 _TORCH = "torch"
 
 
