@@ -511,9 +511,9 @@ class _Lost:
         """What a call read in another order than its counterpart."""
         for each in ins:
             node = None if each.target is None else self._target.node(each.target)
-            if each.verdict.level is Level.FAIL and node is not None and self._has_order(node):
-                if self._values.anchors.kind[node] == STATISTICS:
-                    return f"{slot_of(each)} has the reference's numbers in another order"
+            moved = node is not None and self._values.anchors.kind[node] == STATISTICS and self._has_order(node)
+            if each.verdict.level is Level.FAIL and moved:
+                return f"{slot_of(each)} has the reference's numbers in another order"
         return ""
 
     def _taken_by(self, region: _Region, theirs: list[CallRecord]) -> str:
