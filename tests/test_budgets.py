@@ -23,7 +23,7 @@ LINES = {
     "compare": 3550,
     "compat": 4750,
     "findings": 2750,
-    "frameworks": 16250,
+    "frameworks": 16300,
     "model": 1400,
     "native": 1400,
     "replay": 2500,

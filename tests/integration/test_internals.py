@@ -54,6 +54,10 @@ for path in sys.argv[1:]:
 """
 
 
+# `register_hook` of a node, which is public, calls it: without it no hook can be hung by anybody.
+OF_TORCH_ITSELF = {"torch.autograd.function._HookMixin._register_hook"}
+
+
 def names_asked() -> list[str]:
     """Every name of torch that `internals` asks for."""
     texts = {node.value for node in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(node, ast.Constant)}
@@ -67,7 +71,7 @@ def _is_there(path: str) -> bool:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_without_any_name_a_run_is_the_same_or_refused() -> None:
-    names = [name for name in names_asked() if _is_there(name)]
+    names = [name for name in names_asked() if _is_there(name) and name not in OF_TORCH_ITSELF]
     assert len(names) > 30
     script = CHILDREN.format(programs=str(PROGRAMS.parent))
     done = subprocess.run([sys.executable, "-c", script, *names], capture_output=True, text=True, check=False)

@@ -125,4 +125,4 @@ def test_a_source_has_ten_members() -> None:
     assert members(Source) == {
         *("format", "manifest", "missing", "ids", "modules", "record", "stack", "parent", "spelled", "stored"),
     }
-    assert members(Recording) == {"ending", "threads", "position", "sketch", "follow"}
+    assert members(Recording) == {"ending", "threads", "position", "sketch", "unmasked", "rows", "follow"}

@@ -151,7 +151,9 @@ class NativeDump:
         told = (extra for *_, extra in self._metas.values() if "missing" in extra and "overwritten" not in extra)
         found = {str(extra["missing"]) for extra in told}
         size = self.manifest.counts.get("payload_bytes", 0)
-        if self.manifest.state == "complete" and isinstance(size, int) and len(self._payload_file) < size:
+        path = self.folder / run_folder.PAYLOAD
+        stored = path.stat().st_size if _is_plain(path) else 0
+        if self.manifest.state == "complete" and isinstance(size, int) and stored < size:
             found.add(run_folder.PAYLOAD)
         return found
 

@@ -214,8 +214,10 @@ def _together(values: Mapping[str, Any], task: str, options: Mapping[str, Any]) 
             problems.append("free_benchmark.fuzz_device = 'cpu' goes with pert_mode 'to_cpu' only")
         mode = options.get("pert_mode", "improve_precision")
         if options.get("handler_type") == "fix" and mode not in _FIXING:
+            # The second sentence is MindSpore's own.
             problems.append(
-                f"free_benchmark.pert_mode = {mode!r}: handler_type 'fix' works with {' and '.join(_FIXING)}"
+                f"free_benchmark.pert_mode = {mode!r}: handler_type 'fix' works with {' and '.join(_FIXING)}; of MindSpore, "
+                f"pert_mode must be improve_precision or empty when handler_type is fix, but got {mode}."
             )
         if options.get("handler_type") == "fix" and options.get("if_preheat"):
             problems.append("free_benchmark.if_preheat: handler_type 'fix' knows no preheating")

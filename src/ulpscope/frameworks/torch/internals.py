@@ -203,7 +203,7 @@ if is_transformed is None:
     _refused.append("torch._C._functorch.is_functorch_wrapped_tensor")
 _transform_stack = _found("torch._C._functorch.peek_interpreter_stack")
 # The level of the transform that is under way; None for none. Without an answer each tensor is asked.
-transform_level = _ask("torch._C._functorch.maybe_current_level", _transform_stack or (lambda: 0))
+_transform_level = _ask("torch._C._functorch.maybe_current_level", _transform_stack or (lambda: 0))
 # What a transform is made of: whether a tensor has one dimension more than the program sees, which, and the tensor below.
 _unwrapped = _found("torch._C._functorch.get_unwrapped")
 _batch_dim = _found("torch._C._functorch.maybe_get_bdim")
@@ -225,6 +225,21 @@ def below_transforms(value: torch.Tensor) -> tuple[torch.Tensor | None, list[int
 
 
 is_functional = _ask("torch._is_functional_tensor", lambda value: False)
+_thread_has = _ask("torch._C._dispatch_tls_is_dispatch_key_included", lambda key: False)
+_FUNCTIONAL = getattr(_ask("torch._C.DispatchKey", None), "Functionalize", None)
+
+
+def transform_level() -> int | None:
+    """The level of the transform that is under way, functionalization counts as one; None for none."""
+    level: int | None = _transform_level()
+    return 0 if level is None and _FUNCTIONAL is not None and _thread_has(_FUNCTIONAL) else level
+
+
+def is_wrapped(value: torch.Tensor) -> bool:
+    """Whether a tensor stands for others: nobody may ask it for its sizes."""
+    return bool(is_transformed(value) or is_functional(value))
+
+
 has_overlap = _ask("torch._debug_has_internal_overlap", lambda value: 2)  # too hard to tell
 as_negative = _ask("torch._neg_view", None)
 dispatch_keys = _ask("torch._C._dispatch_keys", None)

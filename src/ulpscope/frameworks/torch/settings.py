@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ulpscope.frameworks.interruption import is_meant_for_the_program
 from ulpscope.frameworks.torch import internals
 
 # Those of a `with` block: what holds when a step ends says nothing of what held in it.
@@ -27,6 +28,8 @@ def told(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except Exception as error:  # a border: each version says in its own way that it does not know
+        if is_meant_for_the_program(error):
+            raise
         return f"unknown ({type(error).__name__})"
 
 

@@ -114,7 +114,7 @@ class TorchMeasurer:
             reuse=self._reuse,
             rewritten=self._rewritten,
             unwritten=self.unwritten.places,
-            wrapped=internals.is_transformed,
+            wrapped=internals.is_wrapped,
             measure=None if self._payloads else measuring.MEASURE_FOR_C,
             measure_flags=self._flags,
             meant=is_meant_for_the_program,
